@@ -162,13 +162,27 @@ static bool may_cast(const pd_tensor *t) {
     return t && t->dtype != PD_F64 && pd_dtype_category((pd_dtype)t->dtype) == PD_CAT_FLOAT;
 }
 
+/* Whether autocast is for the device of these tensors. */
+static bool is_for(pd_tensor *const *in, int nin) {
+    for (int i = 0; i < nin && pd_autocast.kind >= 0; i++)
+        if (in[i] && in[i]->ndim && (int)in[i]->storage->device->kind != pd_autocast.kind) return false;
+    return true;
+}
+
+bool pd_autocast_reads(const pd_op *op, pd_tensor *const *in, int nin) {
+    if (op->cast != PD_CAST_FP32_READ || pd_autocast.dtype == PD_NO_DTYPE || !is_for(in, nin)) return false;
+    for (int i = 1; i < nin; i++)
+        if (may_cast(in[i])) return false;
+    return may_cast(in[0]) && pd_dtype_size((pd_dtype)in[0]->dtype) == 2;
+}
+
 pd_dtype pd_autocast_dtype(const pd_op *op, pd_tensor *const *in, int nin) {
     pd_dtype t = PD_NO_DTYPE;
     if (op->cast == PD_CAST_LOW) t = pd_autocast.dtype;
-    if (op->cast == PD_CAST_FP32 || op->cast == PD_CAST_BACK || (op->cast == PD_CAST_FP32_CUDA && pd_autocast.cuda))
+    if (op->cast == PD_CAST_FP32 || op->cast == PD_CAST_BACK || (op->cast == PD_CAST_FP32_CUDA && pd_autocast.cuda) ||
+        (op->cast == PD_CAST_FP32_READ && !pd_autocast_reads(op, in, nin)))
         t = PD_F32;
-    for (int i = 0; i < nin && pd_autocast.kind >= 0; i++)
-        if (in[i] && in[i]->ndim && (int)in[i]->storage->device->kind != pd_autocast.kind) return PD_NO_DTYPE;
+    if (!is_for(in, nin)) return PD_NO_DTYPE;
     for (int i = 0; i < nin && t != PD_NO_DTYPE; i++)
         if (may_cast(in[i]) && in[i]->dtype != (int)t) return t;
     return PD_NO_DTYPE;

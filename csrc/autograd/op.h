@@ -63,6 +63,7 @@ typedef enum pd_cast { /* under autocast (autocast.h), for inputs that are float
                        PD_CAST_KEEP,
                        PD_CAST_LOW,       /* computed in autocast's dtype */
                        PD_CAST_FP32,      /* computed in float32 */
+                       PD_CAST_FP32_READ, /* PD_CAST_FP32, but a 16-bit first input is read as it is */
                        PD_CAST_FP32_CUDA, /* computed in float32 by CUDA's list of ops, unchanged by the CPU's */
                        PD_CAST_BACK,      /* by CUDA's list: in float32; by the CPU's: in float32, the other inputs
                                              being float32, returned in the first input's dtype */

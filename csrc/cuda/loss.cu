@@ -1,5 +1,5 @@
-/* Losses over classes, a block a row: negative log likelihood of log-probabilities or (LOGITS) of logits, and the gradients. Sums over
-   rows are made by one block in a fixed order, and stay on the device. */
+/* Losses over classes, a block a row: negative log likelihood of log-probabilities or (LOGITS) of logits, and the
+   gradients. Sums over rows are made in an order that the number of rows fixes, and stay on the device. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 
@@ -14,18 +14,41 @@ template <class E> struct labelled {
 };
 template <class E> static labelled<E> of(const pd_xent *c) { return {c->C, c->target, (const E *)c->weight, c->ignore_index, c->smoothing}; }
 
-/* loss[r] and weight[r] of each row, in double; lse[r] of logits; losses[r], unless NULL. */
-template <class E, class T, bool LOGITS>
-static __global__ void loss_rows(const labelled<E> c, const E *x, T *lse, E *losses, double *loss, double *weight) {
+/* A row in packs of 16 bytes from the first aligned place on, and what is before and behind in packs of one element:
+   f(index, pack) in one thread each. The packs hold the elements, or nothing unless READ. */
+template <bool READ, class E, class F> static __device__ void each_pack(const E *row, int64_t C, F f) {
+    enum { V = 16 / sizeof(E) };
+    int64_t head = (int64_t)((16 - (uintptr_t)row % 16) % 16 / sizeof(E));
+    if (head > C) head = C;
+    int64_t packs = (C - head) / V, body = head + packs * V;
+    auto at = [&](int64_t i, auto p) { f(i, READ ? *(const decltype(p) *)(row + i) : p); };
+    if (threadIdx.x < head) at(threadIdx.x, pack<E, 1>{});
+    for (int64_t p = threadIdx.x; p < packs; p += THREADS) at(head + p * V, pack<E, V>{});
+    if (threadIdx.x < C - body) at(body + threadIdx.x, pack<E, 1>{});
+}
+
+/* The largest element so far and the sum of e^(x - top), which is scaled down whenever the top rises. */
+template <class T> struct running {
+    T top = limits<T>::low(), sum = 0;
+    template <class E, int V> __device__ void add(const pack<E, V> &x) {
+        T now = top;
+        for (int k = 0; k < V; k++) now = larger<T>::of(now, widen(x.e[k]));
+        if (now == limits<T>::low()) return; /* e^(-inf + inf) would be NaN */
+        if (now != top) sum *= V_EXP(top - now), top = now;
+        for (int k = 0; k < V; k++) sum += V_EXP(widen(x.e[k]) - now);
+    }
+};
+
+/* loss[r] and weight[r] of each row, in double; lse[r] of logits; losses[r], unless NULL. L: the type of losses. */
+template <class E, class L, class T, bool LOGITS>
+static __global__ void loss_rows(const labelled<E> c, const E *x, T *lse, L *losses, double *loss, double *weight) {
     int64_t r = blockIdx.x;
     const E *row = x + r * c.C;
-    T top = limits<T>::low(), sum = 0;
     double l = 0, value = 0, smooth = 0;
     if (LOGITS) {
-        for (int64_t i = threadIdx.x; i < c.C; i += THREADS) top = larger<T>::of(top, widen(row[i]));
-        top = block_all<larger>(top);
-        for (int64_t i = threadIdx.x; i < c.C; i += THREADS) sum += V_EXP(widen(row[i]) - top);
-        T rest = V_LOG(block_all<plus>(sum));
+        running<T> own;
+        each_pack<true>(row, c.C, [&](int64_t, const auto &x) { own.add(x); });
+        T top = block_all<larger>(own.top), rest = V_LOG(block_all<plus>(own.sum * V_EXP(own.top - top)));
         l = (double)top + (double)rest;
         if (threadIdx.x == 0) lse[r] = top + rest;
     }
@@ -39,37 +62,65 @@ static __global__ void loss_rows(const labelled<E> c, const E *x, T *lse, E *los
     if (counts) value = (1.0 - c.smoothing) * w * (l - (double)widen(row[c.target[r]])) - c.smoothing / (double)c.C * smooth;
     loss[r] = value;
     weight[r] = w;
-    if (losses) losses[r] = narrow<E>((T)value);
+    if (losses) losses[r] = narrow<L>((wide<L>)value);
 }
 
-/* sums: of the losses, of the weights, and their quotient. */
-static __global__ void sum_rows(const double *in, double *sums, int64_t rows) {
-    double all[2];
-    for (int k = 0; k < 2; k++) {
+/* parts[k][b]: of in[k], the sum of block b's share, which is EACH numbers of each thread. */
+enum { EACH = 8 };
+template <int K> static __global__ void sum_parts(const double *in, double *parts, int64_t n) {
+    int64_t begin = (int64_t)blockIdx.x * THREADS * EACH, end = begin + THREADS * EACH < n ? begin + THREADS * EACH : n;
+    for (int k = 0; k < K; k++) {
         double v = 0;
-        for (int64_t r = threadIdx.x; r < rows; r += THREADS) v += in[k * rows + r];
+        for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) v += in[k * n + i];
+        v = block_all<plus>(v);
+        if (threadIdx.x == 0) parts[k * (int64_t)gridDim.x + blockIdx.x] = v;
+    }
+}
+/* One block. sums: of each in[k]; of two, their quotient also. */
+template <int K> static __global__ void sum_all(const double *in, double *sums, int64_t n) {
+    double all[K];
+    for (int k = 0; k < K; k++) {
+        double v = 0;
+        for (int64_t i = threadIdx.x; i < n; i += THREADS) v += in[k * n + i];
         all[k] = block_all<plus>(v);
     }
-    if (threadIdx.x == 0) sums[0] = all[0], sums[1] = all[1], sums[2] = all[0] / all[1];
+    if (threadIdx.x) return;
+    for (int k = 0; k < K; k++) sums[k] = all[k];
+    if (K == 2) sums[2] = all[0] / all[K - 1];
+}
+/* K x n numbers, and behind them room for the sums of their parts. */
+template <int K> static double *room_to_add_up(int64_t n) {
+    return (double *)pd_cuda_lent->room(sizeof(double) * (size_t)(K * (n + blocks_for(n, THREADS, EACH)) + 1));
+}
+template <int K> static void add_up(double *in, int64_t n, double *sums) {
+    int64_t blocks = blocks_for(n, THREADS, EACH);
+    if (blocks > 1) {
+        launch(sum_parts<K>, blocks, THREADS, (const double *)in, in + K * n, n);
+        in += K * n, n = blocks;
+    }
+    launch(sum_all<K>, 1, THREADS, (const double *)in, sums, n);
 }
 
 template <bool LOGITS> static void run(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double *sums) {
     int64_t counted = c->C > 0 && c->rows > 0 ? c->rows : 0;
-    double *rows = (double *)pd_cuda_lent->room(sizeof(double) * (size_t)(2 * counted + 1));
+    double *rows = room_to_add_up<2>(counted);
     if (!rows) return;
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;
         typedef wide<E> T;
-        launch(loss_rows<E, T, LOGITS>, counted, THREADS, of<E>(c), (const E *)x, (T *)lse, (E *)losses, rows, rows + counted);
+        if (c->wide)
+            launch(loss_rows<E, T, T, LOGITS>, counted, THREADS, of<E>(c), (const E *)x, (T *)lse, (T *)losses, rows, rows + counted);
+        else
+            launch(loss_rows<E, E, T, LOGITS>, counted, THREADS, of<E>(c), (const E *)x, (T *)lse, (E *)losses, rows, rows + counted);
     });
-    launch(sum_rows, 1, THREADS, (const double *)rows, sums, counted);
+    add_up<2>(rows, counted, sums);
 }
 void pd_cuda_nll(pd_dtype t, const pd_xent *c, const void *x, void *losses, double *sums) { run<false>(t, c, x, nullptr, losses, sums); }
 void pd_cuda_xent(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double *sums) { run<true>(t, c, x, lse, losses, sums); }
 
 /* scale g ((q w_t + s W) p_c - q w_t [c = t] - s w_c), q = 1 - smoothing, s = smoothing / C, W the sum of all weights. */
-template <class E, class T, bool LOGITS>
-static __global__ void loss_grad(const labelled<E> c, const E *x, const T *lse, const E *g, bool each, const T *total, double scale, E *gx) {
+template <class E, class L, class T, bool LOGITS>
+static __global__ void loss_grad(const labelled<E> c, const E *x, const T *lse, const L *g, bool each, const T *total, double scale, E *gx) {
     int64_t r = blockIdx.x, t = c.target[r];
     bool counts = c.counts(r);
     if (g) scale *= (double)widen(g[each ? r : 0]);
@@ -85,17 +136,30 @@ static __global__ void loss_grad(const labelled<E> c, const E *x, const T *lse, 
         T sum = 1;
         if (l > 32 || l < -32) { /* x - lse has lost digits: divide by what the e^ add up to */
             sum = 0;
-            for (int64_t i = threadIdx.x; i < c.C; i += THREADS) sum += V_EXP(widen(x[r * c.C + i]) - l);
+            each_pack<true>(x + r * c.C, c.C, [&](int64_t, const auto &p) {
+                for (const E &v : p.e) sum += V_EXP(widen(v) - l);
+            });
             sum = block_all<plus>(sum);
         }
         from = (T)((hit + by * c.smoothing / (double)c.C * all) / (double)sum);
     }
-    for (int64_t i = threadIdx.x; i < c.C; i += THREADS) {
+    auto one = [&](int64_t i, E x) {
         T v = 0;
-        if (LOGITS && counts) v = V_EXP(widen(x[r * c.C + i]) - l) * from - (c.smoothing != 0 ? spread * (T)c.weight_of(i) : (T)0);
+        if (LOGITS && counts) v = V_EXP(widen(x) - l) * from - (c.smoothing != 0 ? spread * (T)c.weight_of(i) : (T)0);
         if (counts && i == t) v -= (T)hit;
-        gx[r * c.C + i] = narrow<E>(v);
+        return narrow<E>(v);
+    };
+    const E *row = LOGITS ? x + r * c.C : gx + r * c.C;
+    E *out = gx + r * c.C;
+    if (((uintptr_t)row ^ (uintptr_t)out) % 16) { /* they are never aligned at the same place */
+        for (int64_t i = threadIdx.x; i < c.C; i += THREADS) out[i] = one(i, LOGITS ? row[i] : E());
+        return;
     }
+    each_pack<LOGITS>(row, c.C, [&](int64_t i, auto p) {
+        int64_t at = i;
+        for (E &v : p.e) v = one(at++, v);
+        *(decltype(p) *)(out + i) = p;
+    });
 }
 template <bool LOGITS>
 static void run_grad(pd_dtype t, const pd_xent *c, const void *x, const void *lse, const void *g, bool each, const void *total, double scale,
@@ -105,7 +169,10 @@ static void run_grad(pd_dtype t, const pd_xent *c, const void *x, const void *ls
         typedef wide<E> T;
         labelled<E> l = of<E>(c);
         if (!LOGITS) l.smoothing = 0;
-        launch(loss_grad<E, T, LOGITS>, c->rows, THREADS, l, (const E *)x, (const T *)lse, (const E *)g, each, (const T *)total, scale, (E *)gx);
+        if (c->wide)
+            launch(loss_grad<E, T, T, LOGITS>, c->rows, THREADS, l, (const E *)x, (const T *)lse, (const T *)g, each, (const T *)total, scale, (E *)gx);
+        else
+            launch(loss_grad<E, E, T, LOGITS>, c->rows, THREADS, l, (const E *)x, (const T *)lse, (const E *)g, each, (const T *)total, scale, (E *)gx);
     });
 }
 void pd_cuda_nll_grad(pd_dtype t, const pd_xent *c, const void *g, bool each, const void *total, double scale, void *gx) {
@@ -116,25 +183,23 @@ void pd_cuda_xent_grad(pd_dtype t, const pd_xent *c, const void *x, const void *
     run_grad<true>(t, c, x, lse, g, each, total, scale, gx);
 }
 
-/* One block: complains of the first bad label and, unless total is NULL, adds up the weights of those that count. */
-template <class E> static __global__ void look_at_labels(const char *op, const labelled<E> c, int64_t rows, double *total, bad_record *record) {
-    int64_t bad = INT64_MAX;
-    double sum = 0;
-    for (int64_t r = threadIdx.x; r < rows; r += THREADS)
-        if (c.counts(r)) sum += total ? c.weight_of(c.target[r]) : 0;
-        else if (c.target[r] != c.ignore && bad == INT64_MAX) bad = r;
-    bad = block_all<smaller>(bad);
-    sum = block_all<plus>(sum);
-    if (threadIdx.x) return;
-    if (bad != INT64_MAX) complain(record, pd_bad_index{op, PD_BAD_LABEL, {c.target[bad], bad, c.C, c.ignore}});
-    if (total) *total = sum;
+/* Complains of a bad label; weights[r], unless NULL: of the rows that count, else 0. */
+template <class E> static __global__ void look_at_labels(const char *op, const labelled<E> c, int64_t rows, double *weights, bad_record *record) {
+    for (int64_t r = (int64_t)blockIdx.x * THREADS + threadIdx.x; r < rows; r += (int64_t)gridDim.x * THREADS) {
+        bool counts = c.counts(r);
+        if (!counts && c.target[r] != c.ignore) complain(record, pd_bad_index{op, PD_BAD_LABEL, {c.target[r], r, c.C, c.ignore}});
+        if (weights) weights[r] = counts ? c.weight_of(c.target[r]) : 0;
+    }
 }
+
 bool pd_cuda_labels(const char *op, pd_dtype t, const pd_xent *c, double *total, pd_bad_index *) {
     bad_record *record = pd_cuda_bad_record();
-    if (!record) return true;
+    double *weights = total ? room_to_add_up<1>(c->rows) : nullptr;
+    if (!record || (total && !weights)) return true;
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;
-        launch(look_at_labels<E>, 1, THREADS, op, of<E>(c), c->rows, total, record);
+        launch(look_at_labels<E>, blocks_for(c->rows, THREADS, 1), THREADS, op, of<E>(c), c->rows, weights, record);
     });
+    if (total) add_up<1>(weights, c->rows, total);
     return true;
 }

@@ -226,6 +226,7 @@ typedef struct pd_xent {
     const void *weight;           /* [C], of the logits' dtype, or NULL */
     int64_t ignore_index;
     double smoothing;             /* label smoothing; 0: none */
+    bool wide;                    /* losses and their gradient are F32, the logits F16 or BF16; no weight */
 } pd_xent;
 
 /* C[b] = A[b] @ B[b] + bias, for b < batch. bias is a row of N, or NULL; relu clamps at 0 afterwards. Strides count

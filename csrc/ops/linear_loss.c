@@ -19,7 +19,8 @@ enum { LOSS, GX, GW, GB };
 
 typedef struct { pd_loss_attrs loss; int64_t chunk, dtype; } fused_attrs;
 
-#define CHUNK_BYTES (64 << 20) /* of logits in a chunk; each further chunk reads and writes all of gW once more */
+/* Bytes of logits in a chunk; each further chunk reads and writes all of gW once more. */
+#define CHUNK_BYTES (pd_device_here->kernels ? INT64_C(1) << 30 : INT64_C(64) << 20)
 #define CHUNK_ROWS 64          /* at least; products of fewer rows are slow */
 
 typedef struct job {

@@ -4,9 +4,11 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "autograd/autocast.h"
 #include "ops/loss.h"
 
 typedef pd_loss_attrs loss_attrs;
+typedef struct rows_attrs { loss_attrs loss; int64_t dtype; } rows_attrs; /* dtype: of the loss; none: the input's */
 enum { NONE = PD_LOSS_NONE, MEAN = PD_LOSS_MEAN, SUM = PD_LOSS_SUM };
 
 /* ---- on rows ----------------------------------------------------------------------------------------------------- */
@@ -19,8 +21,10 @@ pd_xent pd_loss_rows(int64_t rows, int64_t C, const pd_tensor *target, const pd_
                      .ignore_index = a->ignore_index,
                      .smoothing = a->smoothing};
 }
-static pd_xent rows_of(const pd_tensor *x, const pd_tensor *target, const pd_tensor *weight, const loss_attrs *a) {
-    return pd_loss_rows(x->size[0], x->size[1], target, weight, a);
+static pd_xent rows_of(const pd_tensor *x, const pd_tensor *target, const pd_tensor *weight, const rows_attrs *a) {
+    pd_xent s = pd_loss_rows(x->size[0], x->size[1], target, weight, &a->loss);
+    s.wide = a->dtype != PD_NO_DTYPE;
+    return s;
 }
 
 pd_status pd_loss_check_labels(const char *op, pd_dtype t, const pd_xent *s, double *total) {
@@ -29,25 +33,31 @@ pd_status pd_loss_check_labels(const char *op, pd_dtype t, const pd_xent *s, dou
 }
 
 static pd_status rows_infer(pd_call *c) {
-    const loss_attrs *a = c->attrs;
+    const rows_attrs *a = c->attrs;
     pd_tensor *x = c->in[0];
     pd_dtype t = (pd_dtype)x->dtype, wide = t == PD_F64 ? PD_F64 : PD_F32;
-    PD_TRY(pd_out_shape(c, 0, t, a->reduction == NONE, x->size));
+    if (a->dtype != PD_NO_DTYPE && (a->dtype != PD_F32 || pd_dtype_size(t) != 2 || c->in[2]))
+        return pd_fail(PD_E_VALUE, "%s: dtype %s for an input of %s%s (expected float32 for 16 bits without weights)",
+                       c->def->name, pd_dtype_name((pd_dtype)a->dtype), pd_dtype_name(t),
+                       c->in[2] ? " with weights" : "");
+    PD_TRY(pd_out_shape(c, 0, a->dtype == PD_NO_DTYPE ? t : PD_F32, a->loss.reduction == NONE, x->size));
     PD_TRY(pd_out_shape(c, 1, wide, 0, NULL));
     return pd_out_shape(c, 2, wide, 1, x->size);
 }
 
 static pd_status rows_run(const pd_call *c, bool logits) {
-    const loss_attrs *a = c->attrs;
+    const rows_attrs *a = c->attrs;
+    const int64_t reduction = a->loss.reduction;
     pd_tensor *x = c->in[0], *loss = c->out[0];
     pd_dtype t = (pd_dtype)x->dtype;
     pd_xent s = rows_of(x, c->in[1], c->in[2], a);
     PD_TRY(pd_loss_check_labels(logits ? "cross_entropy" : "nll_loss", t, &s, NULL));
     double *sums = c->scratch; /* on the kernels' device, so that nobody waits for them */
-    void *losses = a->reduction == NONE ? pd_tensor_data(loss) : NULL;
+    void *losses = reduction == NONE ? pd_tensor_data(loss) : NULL;
     if (logits) pd_here()->xent(t, &s, pd_tensor_data(x), pd_tensor_data(c->out[2]), losses, sums);
     else pd_here()->nll(t, &s, pd_tensor_data(x), losses, sums);
-    if (!losses) pd_convert(t, PD_F64, 1, a->reduction == MEAN ? sums + 2 : sums, pd_tensor_data(loss));
+    const double *sum = reduction == MEAN ? sums + 2 : sums;
+    if (!losses) pd_convert((pd_dtype)loss->dtype, PD_F64, 1, sum, pd_tensor_data(loss));
     pd_convert((pd_dtype)c->out[1]->dtype, PD_F64, 1, sums + 1, pd_tensor_data(c->out[1]));
     return PD_OK;
 }
@@ -63,14 +73,14 @@ static double work(const pd_call *c) { return (double)c->in[0]->numel * 1.0; }
 
 /* With reduction `none` g has one number for each row, with `sum` and `mean` a single one. */
 static void rows_fast(pd_vjp *v, bool logits) {
-    const loss_attrs *a = v->attrs;
+    const rows_attrs *a = v->attrs;
     pd_tensor *x = pd_vjp_in(v, 0), *target = pd_vjp_in(v, 1), *weight = pd_vjp_in(v, 2), *total = pd_vjp_out(v, 1);
     pd_tensor *lse = pd_vjp_out(v, 2), *g = pd_x_contiguous(v, v->g[0]);
     pd_tensor *gx = v->status || !g ? NULL : pd_x_new(v, (pd_dtype)x->dtype, 2, x->size);
     if (!gx) return;
     pd_xent s = rows_of(x, target, weight, a);
-    bool each = a->reduction == NONE;
-    const void *by = a->reduction == MEAN ? pd_tensor_data(total) : NULL;
+    bool each = a->loss.reduction == NONE;
+    const void *by = a->loss.reduction == MEAN ? pd_tensor_data(total) : NULL;
     if (logits)
         pd_here()->xent_grad((pd_dtype)x->dtype, &s, pd_tensor_data(x), pd_tensor_data(lse), pd_tensor_data(g), each,
                              by, 1, pd_tensor_data(gx));
@@ -82,7 +92,7 @@ static void rows_fast(pd_vjp *v, bool logits) {
 static pd_tensor *target_weights(pd_vjp *v, const loss_attrs *a, pd_tensor *x, pd_tensor *target, pd_tensor *weight) {
     pd_tensor *q = v->status ? NULL : pd_x_new(v, (pd_dtype)x->dtype, 2, x->size);
     if (!q) return NULL;
-    pd_xent s = rows_of(x, target, weight, a);
+    pd_xent s = pd_loss_rows(x->size[0], x->size[1], target, weight, a);
     pd_here()->nll_grad((pd_dtype)x->dtype, &s, NULL, false, NULL, a->smoothing - 1, pd_tensor_data(q));
     if (a->smoothing == 0) return q;
     /* smoothing / C of each class's weight, in rows that count */
@@ -120,21 +130,26 @@ pd_tensor *pd_loss_logits_grad(pd_vjp *v, const loss_attrs *a, pd_tensor *x, pd_
 }
 
 static void xent_vjp(pd_vjp *v) {
+    const rows_attrs *a = v->attrs;
     pd_tensor *x = pd_vjp_in(v, 0), *target = pd_vjp_in(v, 1), *weight = pd_vjp_in(v, 2);
-    pd_vjp_set(v, 0, pd_loss_logits_grad(v, v->attrs, x, target, weight, row_factor(v)));
+    const bool wide = a->dtype != PD_NO_DTYPE;
+    pd_tensor *logits = wide && x ? pd_x_call1(v, PD_OP_cast, x, &(pd_cast_attrs){a->dtype}) : x;
+    pd_tensor *gx = pd_loss_logits_grad(v, &a->loss, logits, target, weight, row_factor(v));
+    pd_vjp_set(v, 0, wide && gx ? pd_x_call1(v, PD_OP_cast, gx, &(pd_cast_attrs){x->dtype}) : gx);
 }
 
 static void nll_fast(pd_vjp *v) { rows_fast(v, false); }
 static void xent_fast(pd_vjp *v) { rows_fast(v, true); }
 
 #define ROWS \
-    "(Tensor input, Tensor target, Tensor? weight, int ignore_index, enum(none|mean|sum) reduction, float smoothing)"
+    "(Tensor input, Tensor target, Tensor? weight, int ignore_index, enum(none|mean|sum) reduction, float smoothing, " \
+    "dtype dtype=None)"
 const pd_op pd_op_nll_rows = {
     .sig = "nll_rows" ROWS,
     .doc = "nll_loss on contiguous rows.",
     .nout = 3,
     .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(loss_attrs),
+    .attrs = sizeof(rows_attrs),
     .save = PD_SAVE_IN(0) | PD_SAVE_IN(1) | PD_SAVE_IN(2) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
     .infer = rows_infer,
     .kernel = nll_kernel,
@@ -148,7 +163,7 @@ const pd_op pd_op_cross_entropy_rows = {
     .doc = "cross_entropy on contiguous rows.",
     .nout = 3,
     .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(loss_attrs),
+    .attrs = sizeof(rows_attrs),
     .save = PD_SAVE_IN(0) | PD_SAVE_IN(1) | PD_SAVE_IN(2) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
     .infer = rows_infer,
     .kernel = xent_kernel,
@@ -203,6 +218,7 @@ done:
 
 static pd_status compose(pd_call *c, pd_op_id rows_op) {
     const loss_attrs *a = c->attrs;
+    const rows_attrs of_rows = {*a, pd_autocast_reads(c->def->op, c->in, 3) ? PD_F32 : PD_NO_DTYPE};
     pd_tensor *in[3] = {0}, *target = NULL, *got[3] = {0};
     pd_shape_attrs flat = {.shape = {.n = 1, .v = {c->in[1]->numel}}}, shape = {.shape = {.n = c->in[1]->ndim}};
     pd_status status;
@@ -213,7 +229,7 @@ static pd_status compose(pd_call *c, pd_op_id rows_op) {
     PD_TRY_TO(done, pd_call1(PD_OP_reshape, c->in[1], &flat, &target));
     PD_TRY_TO(done, pd_contiguous(target, &in[1]));
     if (c->in[2]) PD_TRY_TO(done, pd_contiguous(c->in[2], &in[2]));
-    PD_TRY_TO(done, pd_apply(&pd_defs[rows_op], in, 3, a, got, NULL));
+    PD_TRY_TO(done, pd_apply(&pd_defs[rows_op], in, 3, &of_rows, got, NULL));
     if (a->reduction == NONE && c->in[1]->ndim != 1) {
         memcpy(shape.shape.v, c->in[1]->size, sizeof(int64_t) * (size_t)c->in[1]->ndim);
         PD_TRY_TO(done, pd_call1(PD_OP_reshape, got[0], &shape, &c->out[0]));
@@ -251,7 +267,7 @@ const pd_op pd_op_cross_entropy = {
         "reduction=mean, "
         "float label_smoothing=0)",
     .doc = "nll_loss(log_softmax(input, 1), target) in one pass: logits [N, C, ...], classes [N, ...] (int64).",
-    .cast = PD_CAST_FP32,
+    .cast = PD_CAST_FP32_READ,
     .flags = PD_NN,
     .attrs = sizeof(loss_attrs),
     .compose = xent_compose,

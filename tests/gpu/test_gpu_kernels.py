@@ -197,6 +197,47 @@ def test_attention(name, width):
             assert (r.cpu().double() - w).abs().max().item() <= 0.02 * w.abs().max().item()
 
 
+@pytest.mark.parametrize("dtype", [pydist.float64, pydist.float32, pydist.float16, pydist.bfloat16], ids=str)
+@pytest.mark.parametrize("rows, classes, skip", [(3, 1, 0), (7, 5, 1), (5, 1031, 3), (2, 9000, 0), (4500, 6, 1)])
+def test_cross_entropy_of_rows(rows, classes, skip, dtype):
+    """Rows that begin anywhere within 16 bytes; so many rows that their losses are added in parts."""
+    data = (4 * pydist.randn(rows * classes + skip)).to(dtype)
+    labels = pydist.randint(0, classes, (rows,))
+    labels[rows // 2] = -100
+    for reduction in ("none", "mean"):
+        found = []
+        for device in ("cpu", "cuda"):
+            x = data.clone().to(device).requires_grad_()
+            with pydist.autocast(device, dtype=pydist.bfloat16):
+                loss = F.cross_entropy(x[skip:].view(rows, classes), labels.to(device), reduction=reduction)
+            loss.sum().backward()
+            found.append((loss.detach().cpu().double(), x.grad.cpu().double()))
+        for got, want in zip(*found):
+            eps = (
+                1e-12 if dtype is pydist.float64 else 2e-6 if got is found[0][0] else max(2e-6, pydist.finfo(dtype).eps)
+            )
+            assert ((got - want).abs() <= eps * max(1.0, want.abs().max().item())).all().item()
+
+
+def test_cross_entropy_of_infinite_logits():
+    inf = float("inf")
+    rows = [[0.0, -inf, 1.0], [-inf, -inf, -inf], [inf, 0.0, 1.0], [float("nan"), 0.0, 1.0], [-inf, -inf, 2.0]]
+    labels = pydist.tensor([2, 0, 1, 1, 2])
+    want = F.cross_entropy(pydist.tensor(rows), labels, reduction="none")
+    got = F.cross_entropy(pydist.tensor(rows).cuda(), labels.cuda(), reduction="none").cpu()
+    assert (got.isnan() == want.isnan()).all().item() and got[0].isfinite().item() and got[4].item() == 0
+    assert (got[0] - want[0]).abs().item() < 1e-6
+
+
+@pytest.mark.parametrize("row", [0, 2000, 9999])
+def test_a_bad_label_anywhere_is_found(row):
+    labels = pydist.zeros(10000, dtype=pydist.int64)
+    labels[row] = 3
+    with pytest.raises(IndexError, match=f"target 3 at row {row} is out of range"):
+        F.cross_entropy(pydist.zeros(10000, 3, device="cuda"), labels.cuda()).item()
+    pydist.cuda.synchronize()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("chunk", [0, 5])
 def test_linear_cross_entropy(chunk, dtype):

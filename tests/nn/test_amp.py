@@ -10,6 +10,7 @@ import pytest
 
 import pydist
 from pydist import amp, nn
+from pydist.nn import functional as F
 
 # What each call computes in, of x (float32) and h (x in the low dtype).
 CALLS = {
@@ -313,6 +314,40 @@ def test_copies_that_the_step_writes(low):
 
     for kind, options in (("SGD", {"momentum": 0.9}), ("AdamW", {})):
         assert train(True, kind, **options) == train(False, kind, **options)
+
+
+@pytest.mark.parametrize("low", [pydist.bfloat16, pydist.float16], ids=str)
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_reads_16_bits(low, reduction, smoothing):
+    """Loss, gradient and second gradient have the bits that a cast to float32 gives, and no such cast is kept."""
+    for rows, classes in ((1, 3), (67, 40), (5, 3000)):
+        data, labels = (3 * pydist.randn(rows, classes)).to(low), pydist.randint(0, classes, (rows,))
+        labels[-1] = -100 if rows > 1 else 0
+        found = []
+        for cast in (False, True):
+            x = data.clone().requires_grad_()
+            with pydist.autocast("cpu", dtype=low), pydist.profiler.profile() as prof:
+                loss = F.cross_entropy(x.float() if cast else x, labels, reduction=reduction, label_smoothing=smoothing)
+            assert loss.dtype is pydist.float32
+            assert ("cast" in {e.key for e in prof.key_averages()}) == cast
+            (grad,) = pydist.autograd.grad(loss.sum(), x, retain_graph=True)
+            (again,) = pydist.autograd.grad(loss.sum(), x, create_graph=True)
+            (second,) = pydist.autograd.grad(again.float().square().sum(), x)
+            assert grad.dtype is again.dtype is second.dtype is low
+            assert ((grad - again).abs().max() <= 0.01 * grad.abs().max()).item()
+            found.append((loss.detach(), grad, second))
+        for got, want in zip(*found):
+            assert got.equal(want), (rows, classes)
+
+
+def test_cross_entropy_with_weights_is_cast():
+    x, labels = pydist.randn(6, 5).bfloat16(), pydist.randint(0, 5, (6,))
+    weight = pydist.rand(5)
+    with pydist.autocast("cpu", dtype=pydist.bfloat16):
+        got = [F.cross_entropy(x, labels, w) for w in (weight, weight.bfloat16())]
+    assert got[0].equal(F.cross_entropy(x.float(), labels, weight))
+    assert got[1].equal(F.cross_entropy(x.float(), labels, weight.bfloat16().float()))
 
 
 def test_gradients_of_linear_are_not_rounded_to_bfloat16():

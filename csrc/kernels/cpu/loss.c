@@ -2,6 +2,8 @@
    tree. */
 #include "kernels/cpu/lib/real.h"
 
+static pd_dtype loss_type(pd_dtype t, const pd_xent *c) { return c->wide ? PD_F32 : t; }
+
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/loss.inc"
 #include "kernels/cpu/lib/each_type.h"
@@ -50,13 +52,13 @@ static double factor_of(pd_dtype t, const void *g, bool each, const void *total,
 }
 PD_CPU_FUNCTION(void, nll_grad, pd_dtype t, const pd_xent *c, const void *g, bool each, const void *total, double scale,
                 void *gx) {
-    scale = factor_of(t, g, each, total, scale);
+    scale = factor_of(loss_type(t, c), g, each, total, scale);
     if (t == PD_F64) loss_grad_f64(t, c, true, NULL, NULL, each ? g : NULL, scale, gx);
     else loss_grad_f32(t, c, true, NULL, NULL, each ? g : NULL, scale, gx);
 }
 PD_CPU_FUNCTION(void, xent_grad, pd_dtype t, const pd_xent *c, const void *x, const void *lse, const void *g, bool each,
                 const void *total, double scale, void *gx) {
-    scale = factor_of(t, g, each, total, scale);
+    scale = factor_of(loss_type(t, c), g, each, total, scale);
     if (t == PD_F64) loss_grad_f64(t, c, false, x, lse, each ? g : NULL, scale, gx);
     else loss_grad_f32(t, c, false, x, lse, each ? g : NULL, scale, gx);
 }
