@@ -159,11 +159,9 @@ def files_of(revision):
     """(path, source) of all C and Python files, in the working tree or at a revision."""
     pattern = re.compile(r"csrc/.*\.(c|h|cu|cuh|inc|def)|pydist/.*\.py")
     if not revision:
-        listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True,
-                                check=True).stdout.splitlines()  # fmt: skip
-        for path in filter(pattern.fullmatch, sorted(set(listed))):
-            if (ROOT / path).exists():
-                yield path, (ROOT / path).read_text()
+        paths = (str(path.relative_to(ROOT)) for room in ("csrc", "pydist") for path in (ROOT / room).rglob("*.*"))
+        for path in filter(pattern.fullmatch, sorted(paths)):
+            yield path, (ROOT / path).read_text()
         return
     listed = subprocess.run(["git", "ls-tree", "-r", revision], cwd=ROOT, capture_output=True, text=True, check=True)
     rows = [row.split("\t") for row in listed.stdout.splitlines()]

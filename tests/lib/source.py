@@ -1,5 +1,7 @@
 """The files of the source tree, for tests that read them."""
 
+import fnmatch
+import re
 import subprocess
 from pathlib import Path
 
@@ -19,10 +21,8 @@ def files(*patterns):
         ).stdout
         found = [Path(name) for name in listed.split("\0") if name and (TOP / name).is_file()]
     else:
+        ignored = [line.rstrip("/") for line in (TOP / ".gitignore").read_text().split() if line.endswith("/")]
+        ignored = re.compile("|".join(map(fnmatch.translate, ignored)))
         found = [p.relative_to(TOP) for p in TOP.rglob("*") if p.is_file()]
-        found = [
-            p
-            for p in found
-            if not {"build", "__pycache__", ".git"} & set(p.parts) and not p.parts[0].endswith(".egg-info")
-        ]
+        found = [p for p in found if not any(map(ignored.match, p.parts[:-1]))]
     return sorted(p for p in found if any(p.match(pattern) for pattern in patterns))
