@@ -1,5 +1,5 @@
-/* Where the largest or smallest element stands along the middle axis of [outer, n, inner]: the first one on ties, NaN wins. Rows (inner
-   1): a block each; else a thread each. */
+/* The place of the largest or smallest element along the middle axis of [outer, n, inner]: of equal ones the first, and
+   NaN wins. A row (inner 1) takes a block, a column a thread. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 

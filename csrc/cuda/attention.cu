@@ -1,7 +1,8 @@
-/* Attention without its matrix of scores, forwards and back (Dao et al., arXiv 2205.14135), for any type, width and stride: a block meets
-   the keys tile by tile, and shrinks what it has summed where a larger score appears. The gradient makes the probabilities again from lse,
-   once by queries for gq, once by keys for gk and gv: every sum has one owner and one order. Wide rows are done WIDE columns at a time, each
-   time with all the scores. attention_mma.cu is faster where it serves. */
+/* Attention without its matrix of scores, forward and gradient (Dao et al., arXiv 2205.14135), for any type, width and
+   stride. A block of threads processes the keys tile by tile and scales its sums down when a larger score appears. The
+   gradient recomputes the probabilities from lse, once by queries for gq and once by keys for gk and gv, so every sum
+   is made by one thread in one order. Wide rows are done WIDE columns at a time, each time with all scores.
+   attention_mma.cu is faster for the calls that it takes. */
 #include "cuda/attention.h"
 
 #include "cuda/table.h"
@@ -11,7 +12,7 @@ enum { ACROSS = 16, DEPTH = 16, QUERIES = 64, KEYS = 32, WIDE = 64 };
 static __device__ int own_y() { return threadIdx.x / ACROSS; }
 static __device__ int own_x() { return threadIdx.x % ACROSS; }
 
-/* to[r][w]: element w0 + w of row first + r, zero outside. */
+/* Loads to[r][w] = element w0 + w of row first + r; zero outside. */
 template <int R, int W, class E, class T> static __device__ void load(T (*to)[W + 1], const rows<E> &m, int64_t first, int64_t w0) {
     for (int at = threadIdx.x; at < R * W; at += THREADS) {
         int64_t r = first + at / W, w = w0 + at % W;
@@ -36,7 +37,7 @@ static __device__ void dot_rows(T (&s)[A / ACROSS][B / ACROSS], const rows<E> &a
     }
     __syncthreads();
 }
-/* o += p m, or (TURNED) p^T m, of R rows; K of m. */
+/* o += p m, or with TURNED p^T m. o has R rows, m has K. */
 template <int R, int K, bool TURNED, int P, class T> static __device__ void add_product(T (&o)[R / ACROSS][WIDE / ACROSS], T (*p)[P], T (*m)[WIDE + 1]) {
     for (int k = 0; k < K; k++)
         for (int i = 0; i < R / ACROSS; i++) {
@@ -52,10 +53,10 @@ static __device__ void store(E *to, int64_t stride, int64_t first, int64_t count
             if (r < count && w < width) to[r * stride + w] = narrow<E>(o[i][j]);
         }
 }
-/* Which part of the work a block has: of heads, tiles of rows, and columns. */
+/* The part of the work that a block has: a head, a tile of rows, and columns. */
 struct task {
     int64_t b, h, first, w0;
-    bool leads; /* the first columns */
+    bool leads; /* it has the first columns */
     __device__ task(int64_t heads, int64_t tiles, int size, int64_t parts) {
         int64_t at = blockIdx.x;
         w0 = at % parts * WIDE, at /= parts;
@@ -121,7 +122,7 @@ static __global__ void forward(const __grid_constant__ pd_attention c, const E *
     }
 }
 
-/* D[b, h, i]: what the gradient of softmax takes off. */
+/* D[b, h, i], which the gradient of softmax subtracts. */
 template <class E, class T> static __global__ void row_sums(const __grid_constant__ pd_attention c, const E *g, const E *out, T *D) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < c.B * c.H * c.nq; at += step) {
@@ -134,7 +135,7 @@ template <class E, class T> static __global__ void row_sums(const __grid_constan
 }
 
 enum { SIDE = 32 }; /* queries and keys of the gradient's tiles */
-/* p and ds of queries from i0 and keys from j0 on. */
+/* Recomputes p and ds of queries from i0 and keys from j0 on. */
 template <class E, class T> struct again {
     T p[SIDE][SIDE + 1], ds[SIDE][SIDE + 1], ta[SIDE][DEPTH + 1], tb[SIDE][DEPTH + 1];
     __device__ void make(const pd_attention &c, const void *mask, const task &at, int64_t h, const rows<E> &q, const rows<E> &k, const rows<E> &g,

@@ -1,5 +1,6 @@
-/* Attention of 16-bit elements on tensor cores (Dao, arXiv 2307.08691): widths 64 and 128. A warp has 16 rows: queries in forward and for gq,
-   keys for gk and gv. Scores stay in registers, where those of a product are laid out as the next one wants its first operand. */
+/* Attention of 16-bit elements on tensor cores (Dao, arXiv 2307.08691), for widths 64 and 128. A warp has 16 rows:
+   queries in forward and for gq, keys for gk and gv. Scores stay in registers: the result of a product has the layout
+   that the next product needs for its first operand. */
 #include <math.h>
 
 #include "cuda/attention.h"
@@ -7,10 +8,10 @@
 
 enum { WARPS_HERE = 4, MANY = WARPS_HERE * WARP, ROWS = 16 * WARPS_HERE, KEYS = 64 };
 
-/* Rows of D elements in shared memory, padded so that eight of them lie in different banks. */
+/* Rows of D elements in shared memory, padded so that eight rows are in different banks. */
 template <class E, int R, int D> struct tile {
     alignas(16) E e[R][D + 8];
-    /* Begins to fetch rows from `first` on. */
+    /* Starts to copy rows from `first` on. */
     __device__ void fetch(const rows<E> &m, int64_t first) {
         for (int at = threadIdx.x; at < R * (D / 8); at += MANY) {
             int r = at / (D / 8), w = at % (D / 8) * 8;
@@ -35,7 +36,7 @@ template <class E, int R, int D> struct tile {
     }
 };
 
-/* First operands of this warp's 16 rows from `row` on, straight from global memory. */
+/* First operands of this warp's 16 rows from `row` on, directly from global memory. */
 template <class E, int D> struct own_rows {
     uint32_t a[D / 16][4];
     __device__ own_rows(const rows<E> &m, int64_t row) {
@@ -50,7 +51,7 @@ template <class E, int D> struct own_rows {
     }
 };
 
-/* s[n] = the products of 16 rows with the tile's rows 8n..8n + 7; `of` gives the first operand at depth 16k. */
+/* s[n] = the products of 16 rows with the tile's rows 8n..8n + 7. `of` returns the first operand at depth 16k. */
 template <int N, class E, int R, int D, class F> static __device__ void scores(float (&s)[N][4], const tile<E, R, D> &of_keys, F of) {
     UNROLLED
     for (int n = 0; n < N; n++)
@@ -70,7 +71,7 @@ template <int N, class E, int R, int D, class F> static __device__ void scores(f
         }
     }
 }
-/* o += p m: p of 16 rows lies as scores leave it, its columns are m's rows. */
+/* o += p m. p has 16 rows in the layout that `scores` leaves; its columns are m's rows. */
 template <int N, class E, int R, int D> static __device__ void add_weighted(float (&o)[D / 8][4], const float (&p)[N][4], const tile<E, R, D> &m) {
     UNROLLED
     for (int k = 0; k < N / 2; k++) {
@@ -85,7 +86,7 @@ template <int N, class E, int R, int D> static __device__ void add_weighted(floa
         }
     }
 }
-/* Rows g and g + 8 of o, times by[0] and by[1]. */
+/* Stores rows g and g + 8 of o, multiplied by by[0] and by[1]. */
 template <class E, int D> static __device__ void store(E *to, int64_t stride, int64_t row, int64_t count, const float (&o)[D / 8][4], const float (&by)[2]) {
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     UNROLLED
@@ -96,7 +97,7 @@ template <class E, int D> static __device__ void store(E *to, int64_t stride, in
             if (r < count) *(uint32_t *)(to + r * stride + 8 * n + 2 * t) = pair_of<E>(o[n][2 * i] * by[i], o[n][2 * i + 1] * by[i]);
         }
 }
-/* One value of the four threads that share a row. */
+/* Combines the values of the four threads that share a row. */
 template <template <class> class Op> static __device__ float across(float v) {
     v = Op<float>::of(v, __shfl_xor_sync(0xffffffffu, v, 1));
     return Op<float>::of(v, __shfl_xor_sync(0xffffffffu, v, 2));
@@ -118,7 +119,7 @@ static __global__ void __launch_bounds__(MANY, 2) forward(const __grid_constant_
         float s[KEYS / 8][4], shrink[2];
         wait_for_copies();
         __syncthreads();
-        tv.fetch(of_v, j0); /* comes while the scores are made */
+        tv.fetch(of_v, j0); /* arrives while the scores are computed */
         scores(s, tk, [&](uint32_t (&a)[4], int at) {
             UNROLLED
             for (int i = 0; i < 4; i++) a[i] = own.a[at][i];
@@ -165,7 +166,7 @@ static __global__ void __launch_bounds__(MANY, 2) forward(const __grid_constant_
     store<E, D>(out + b * c.os[0] + h * c.os[1], c.os[2], row, c.nq, o, by);
 }
 
-/* p and ds in place of s and gp, of one query and one key. */
+/* Replaces s and gp of one query and one key by p and ds. */
 template <class E>
 static __device__ void again(const pd_attention &c, const void *mask, int64_t b, int64_t h, int64_t i, int64_t j, float lse, float less, float &s,
                              float &gp) {
@@ -173,7 +174,7 @@ static __device__ void again(const pd_attention &c, const void *mask, int64_t b,
     s = exp2f(fused(s, (float)LOG2E, -lse));
     gp = s * (gp - less) * (float)c.scale;
 }
-/* lse of a row in powers of two, 0 where it saw nothing or there is none. */
+/* lse of a row to base 2; 0 if the row may see no key, or does not exist. */
 static __device__ float shift_of(const float *lse, int64_t i, int64_t n) { return i < n && lse[i] != -VM_INFF ? lse[i] * (float)LOG2E : 0; }
 
 template <class E, int D, int N>
@@ -221,7 +222,7 @@ static __global__ void __launch_bounds__(MANY, 2) query_grad(const __grid_consta
     store<E, D>(gq + (b * c.nq * c.H + h) * D, c.H * D, row, c.nq, o, one);
 }
 
-/* Everything turned: rows are keys, columns queries. */
+/* Here all is transposed: rows are keys, columns are queries. */
 template <class E, int D, int N>
 static __global__ void __launch_bounds__(MANY, 2) key_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
                                                         const void *mask, const float *lse, const float *less, E *gk, E *gv) {
@@ -285,7 +286,8 @@ template <class F> static void by_shape(const pd_attention *c, F f) {
 template <class S> struct shape_of;
 template <class E, int N> struct shape_of<E[N]> {
     typedef E type;
-    static constexpr int width = N, few = N == 64 ? 32 : 16; /* of the gradient's columns at a time: as many as registers hold */
+    /* few: columns of the gradient at a time, as many as fit into registers */
+    static constexpr int width = N, few = N == 64 ? 32 : 16;
 };
 
 void pd_cuda_attention_mma(const pd_attention *c, const void *q, const void *k, const void *v, const void *mask, void *out, float *lse) {

@@ -1,7 +1,8 @@
-/* Batch normalisation of x[N, C, S] or (channels_last) x[N, S, C]. A channel's numbers are cut into chunks whose length depends on shapes
-   alone; a block makes the sums of one chunk (of 32 channels, where those lie side by side), then a thread a channel joins the chunks in
-   order and says what is to be done with each element. Statistics: mean and squares about it of each chunk, joined as Chan, Golub and
-   LeVeque do, so that no digits are lost where the mean is large beside the deviation. */
+/* Batch normalisation of x[N, C, S] or, channels_last, x[N, S, C]. A channel's numbers are cut into chunks whose length
+   depends on shapes alone. A block makes the sums of one chunk (of 32 channels, if channels are neighbours). Then one
+   thread for each channel combines the chunks in order and computes how each element is normalised. Statistics are each
+   chunk's mean and squares about it, combined by the method of Chan, Golub and LeVeque, so that digits are not lost if
+   the mean is large compared with the deviation. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 
@@ -17,10 +18,11 @@ static layout layout_of(const pd_batch_norm *c) {
     if (length < LEAST) length = LEAST;
     return {c->C, c->S, count, length, (count + length - 1) / length, c->channels_last && c->C > 1};
 }
-/* What becomes of the elements of a channel: (x - mean) * scale + shift, or g * scale + (x - mean) * slope + shift. */
+/* The results for a channel's elements: (x - mean) * scale + shift, or g * scale + (x - mean) * slope + shift. */
 template <class T> struct channel { T mean, scale, slope, shift; };
 
-/* The sum over the threads that share this thread's channel: the block, or (last) those SIDE apart. In all of them. */
+/* The sum over the threads that share this thread's channel: the block, or, channels last, those that are SIDE apart.
+   All of them get it. */
 template <class T> static __device__ T share_sum(const layout &l, T v) {
     __shared__ T lanes[THREADS];
     if (!l.last) return block_all<plus>(v);
@@ -32,7 +34,7 @@ template <class T> static __device__ T share_sum(const layout &l, T v) {
     return sum;
 }
 
-/* This thread's part of chunk blockIdx.x: f(place of each of its elements). */
+/* This thread's part of chunk blockIdx.x; calls f(place) for each of its elements. */
 struct part {
     int64_t c, chunk, begin, end, step;
     bool any;
@@ -156,7 +158,7 @@ template <class E, class T, bool GRAD> static void apply_all(const layout &l, co
     else launch(apply<E, T, 1, GRAD>, blocks_for(n, THREADS, 1), THREADS, l, (const E *)x, (const E *)g, how, (E *)y);
 }
 
-/* Sums of all chunks, and what to do with the channels; false: refused already. */
+/* Memory for the sums of all chunks and for the channels' results; false: there is none, and the op has failed. */
 template <class T> struct scratch {
     double *sums;
     channel<T> *how;
@@ -168,7 +170,7 @@ template <class T> struct scratch {
 };
 static int64_t threads_of(const layout &l) { return (l.C + THREADS - 1) / THREADS; }
 
-/* f(a tag of the parameters' type) */
+/* Calls f(tag of the parameters' type). */
 template <class E, class F> static void by_params(pd_dtype t, const pd_batch_norm *c, F f) {
     if (c->params == t) f(tag<E>());
     else f(tag<wide<E>>());

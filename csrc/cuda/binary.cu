@@ -117,7 +117,8 @@ template <class E> struct where_map {
 
 void pd_cuda_binary(pd_binary fn, pd_dtype t, double a, const pd_loop *l) {
     if (pd_dtype_is_complex(t)) return pd_cuda_complex_binary(fn, t, a, l);
-    if (t == PD_BOOL && (fn == PD_BINARY_add || fn == PD_BINARY_maximum)) { /* logic, where it differs from U8's arithmetic */
+    /* BOOL's functions that differ from U8's arithmetic */
+    if (t == PD_BOOL && (fn == PD_BINARY_add || fn == PD_BINARY_maximum)) {
         if (a == 0) {
             pd_loop first = *l;
             first.nop = 2;

@@ -134,7 +134,8 @@ template <class To, class From> struct between_map { /* two complex types */
         s.put<To>(out);
     }
 };
-/* A real number has no imaginary part, and becomes one by losing it; true is what has a part that is not 0. */
+/* Conversions from a real type, which has no imaginary part, and to one, which drops it. To BOOL: true if either part
+   is not 0. */
 template <class Z, class E> struct from_real_map {
     typedef Z element;
     template <int V> __device__ void run(const spot &s) const {

@@ -1,11 +1,11 @@
-/* Convolution by our own hands, where cuDNN (kernels/cudnn) does not serve: each part is a product by tiles whose matrices are read
-   where they lie (an implicit gemm), a group of channels at a time. */
+/* Our own convolution, for calls that cuDNN (kernels/cudnn) does not take. Each part is a product by tiles whose
+   matrices are read in place (an implicit gemm), one group of channels at a time. */
 #include "cuda/table.h"
 #include "cuda/tile.h"
 
 struct strides { int64_t image, channel, row, column; };
 
-/* The shape, and where elements lie: x[n, c, h, w], w[k, c, r, s], y[n, k, p, q]. */
+/* The shape, and the places of elements: x[n, c, h, w], w[k, c, r, s], y[n, k, p, q]. */
 struct place {
     int64_t C, K, H, W, R, S, P, Q; /* channels of a group */
     int64_t stride[2], padding[2], dilation[2];
@@ -42,7 +42,8 @@ template <class E> struct problem {
     }
 };
 
-template <class E> struct forward : problem<E> { /* [places of y, numbers of a filter] @ [the same, filters] */
+/* [places of y, numbers of a filter] @ [numbers of a filter, filters] */
+template <class E> struct forward : problem<E> {
     using typename problem<E>::sum;
     __device__ void enter(int64_t group) {
         problem<E>::enter(group);
@@ -60,7 +61,8 @@ template <class E> struct forward : problem<E> { /* [places of y, numbers of a f
     }
 };
 
-template <class E> struct grad_input : problem<E> { /* [places of x, numbers that saw it] @ [the same, channels]; a tap's c is a filter */
+/* [places of x, taps over it] @ [taps over it, channels]; a tap's c is a filter */
+template <class E> struct grad_input : problem<E> {
     using typename problem<E>::sum;
     __device__ void enter(int64_t group) {
         problem<E>::enter(group);
@@ -86,7 +88,7 @@ template <class E> struct grad_input : problem<E> { /* [places of x, numbers tha
     }
 };
 
-template <class E> struct grad_weight : problem<E> { /* [filters, places of y] @ [the same, numbers of a filter] */
+template <class E> struct grad_weight : problem<E> { /* [filters, places of y] @ [places of y, numbers of a filter] */
     using typename problem<E>::sum;
     __device__ void enter(int64_t group) {
         problem<E>::enter(group);

@@ -12,7 +12,7 @@ template <class E> struct copy_map {
     }
 };
 
-/* From any type, which is the same for all threads, to E. */
+/* Converts from any type, which is the same for all threads, to E. */
 template <class E> struct cast_map {
     typedef E element;
     typedef wide<E> T;

@@ -1,5 +1,5 @@
-/* Running sums along the middle axis of [outer, n, inner], in double or int64. Rows (inner 1): a block each, PER elements a thread at a
-   time; else a thread each. */
+/* Running sums along the middle axis of [outer, n, inner], in double or int64. A row (inner 1) takes a block, with PER
+   elements for a thread at a time; a column takes a thread. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 

@@ -1,18 +1,19 @@
 /* Sums, products and extremes along the middle axis of [outer, n, inner], sums of squares.
 
-   The axis is cut into chunks whose length depends on shapes alone; what is left of each is folded again until one is left, so the
-   bits are the same in every run and on every device. Rows (inner 1): a block folds a chunk. Columns, and rows of one short chunk: a thread does. */
+   The axis is cut into chunks whose length depends on shapes alone. The chunks' results are folded again until one is
+   left, so the bits are the same in every run and on every device. A block folds a chunk of a row (inner 1); a thread
+   folds a chunk of a column, or of a row that is one short chunk. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 
 enum { ROW_CHUNK = 4096, COLUMN_CHUNK = 64 };
 static bool by_rows(const pd_block &b) { return b.inner == 1 && b.n > COLUMN_CHUNK; }
 
-template <class T> struct fold_of { typedef int64_t type; }; /* what values are folded in */
+template <class T> struct fold_of { typedef int64_t type; }; /* the type in which values are folded */
 template <> struct fold_of<float> { typedef float type; };
 template <> struct fold_of<double> { typedef double type; };
 
-/* How an element goes in. */
+/* What is done with an element before it is folded. */
 enum entry { AS_IT_IS, IS_NONZERO, SQUARED };
 template <class A, class E> static __device__ A enter(E e, entry how) {
     A v = (A)widen(e);
@@ -32,7 +33,8 @@ static __global__ void fold_rows(const E *x, A *out, int64_t n, int64_t parts, i
 template <template <class> class Op, class E, class A>
 static __global__ void fold_columns(const E *x, A *out, int64_t count, int64_t n, int64_t inner, int64_t parts, int64_t chunk, entry how) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) { /* at: [outer, parts, inner] */
+    /* at: [outer, parts, inner] */
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) {
         int64_t k = at % inner, part = at / inner % parts, o = at / inner / parts;
         int64_t begin = part * chunk, end = begin + chunk < n ? begin + chunk : n;
         A v = Op<A>::none();
@@ -41,7 +43,7 @@ static __global__ void fold_columns(const E *x, A *out, int64_t count, int64_t n
     }
 }
 
-/* Folds of `count` elements become the elements of type E. */
+/* Converts `count` folded values to elements of type E. */
 template <class A, class E> static __global__ void finish(const A *x, E *out, int64_t count, A divide, bool truth) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
@@ -56,7 +58,7 @@ template <template <class> class Op, class E, class A> static void stage(const E
     else launch(fold_columns<Op, E, A>, blocks_for(count, THREADS, 1), THREADS, x, out, count, b.n, b.inner, parts, chunk, how);
 }
 
-/* out: [outer, inner] of type A, or NULL where there is no room. */
+/* Returns [outer, inner] of type A; NULL: no memory. */
 template <template <class> class Op, class E, class A> static A *fold_all(const E *x, pd_block b, entry how) {
     int64_t chunk = by_rows(b) ? ROW_CHUNK : COLUMN_CHUNK;
     if (by_rows(b) && b.n > ROW_CHUNK * (int64_t)ROW_CHUNK) chunk = (b.n + ROW_CHUNK - 1) / ROW_CHUNK;
@@ -113,7 +115,7 @@ template <class E> static __global__ void scale_kernel(E *x, int64_t n, double b
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         wide<E> v = widen(x[i]);
-        if (v - v != 0) *finite = 0; /* whoever writes, writes this */
+        if (v - v != 0) *finite = 0; /* all threads that write write this value */
         x[i] = narrow<E>(v * (wide<E>)by);
     }
 }

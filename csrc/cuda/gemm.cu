@@ -1,4 +1,4 @@
-/* C = A @ B + bias by our own hands: for any strides and types, where cuBLASLt (kernels/cublaslt) does not serve. */
+/* Our own C = A @ B + bias, for any strides and types, for calls that cuBLASLt (kernels/cublaslt) does not take. */
 #include "cuda/table.h"
 #include "cuda/tile.h"
 

@@ -1,5 +1,6 @@
-/* Where indices lead, and blocks taken from and put to such places. What goes to one place is found by sorting, so what
-   is put last stays and what is added is added in order: the same bits in every run, without atomic operations. */
+/* Places from indices, and blocks taken from and put to such places. Sorting finds the blocks that go to one place. So
+   the one that is put last stays, and blocks are added in order: the bits are the same in every run, without atomic
+   operations. */
 #include "cuda/block.h"
 #include "cuda/sort.h"
 #include "cuda/table.h"
@@ -36,7 +37,7 @@ bool pd_cuda_places(const pd_places *c, int64_t *out, pd_bad_index *) {
 
 /* ---- blocks of bytes, a word at a time --------------------------------------------------------------------------- */
 
-/* f(tag<word>()): the largest of which blocks of `bytes` bytes are made. */
+/* Calls f(tag<word>()) for the largest word of which blocks of `bytes` bytes can be made. */
 template <class F> static void by_word(size_t bytes, F f) {
     if (bytes % 16 == 0) f(tag<pack<uint64_t, 2>>());
     else if (bytes % 8 == 0) f(tag<uint64_t>());
@@ -74,7 +75,7 @@ void pd_cuda_take(int64_t count, size_t bytes, const int64_t *offset, const char
 static __global__ void number_places(const int64_t *offset, entry *e, int64_t count) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step)
-        e[i] = entry{(uint64_t)offset[i], i}; /* -1 comes last */
+        e[i] = entry{(uint64_t)offset[i], i}; /* -1 is sorted last */
 }
 static const entry *by_place(int64_t count, const int64_t *offset) {
     entry *e = pd_cuda_entries(1, count);
@@ -103,7 +104,7 @@ void pd_cuda_put(int64_t count, size_t bytes, const int64_t *offset, const char 
     });
 }
 
-/* The thread of the first that goes to a place folds all of them. */
+/* The thread of the first block that goes to a place folds all blocks that go there. */
 template <class F, class E>
 static __global__ void reduce_kernel(const entry *e, int64_t count, int64_t n, const char *src, int64_t src_stride, char *dst) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
@@ -117,7 +118,7 @@ static __global__ void reduce_kernel(const entry *e, int64_t count, int64_t n, c
         *to = narrow<E>(all);
     }
 }
-/* What a fold begins with, everywhere: equal writes to one place do no harm. */
+/* Writes the value with which a fold begins to all places. Equal writes to one place do no harm. */
 template <class F, class E> static __global__ void neutral_kernel(const int64_t *offset, int64_t count, int64_t n, char *dst) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count * n; at += step)

@@ -1,10 +1,10 @@
-/* What the library exports: its table of kernels and CUDA's runtime, linked in, behind plain functions. */
+/* What the library exports: its table of kernels, and CUDA's runtime, which is linked in, behind plain functions. */
 #include "cuda/table.h"
 
 #ifdef __CUDACC__
 #if __has_include(<nvtx3/nvToolsExt.h>)
-#include <nvtx3/nvToolsExt.h> /* header-only; a profiler that is there fills it */
-#else /* a toolkit without it: profilers see no ranges */
+#include <nvtx3/nvToolsExt.h> /* a header alone; a profiler replaces its functions */
+#else /* without it profilers see no ranges */
 static void nvtxRangePushA(const char *) {}
 static void nvtxRangePop() {}
 static void nvtxMarkA(const char *) {}
@@ -25,7 +25,7 @@ static pd_kernels kernels() {
 }
 static const pd_kernels table = kernels();
 
-static bad_record *record; /* of all devices: made when a kernel first needs it */
+static bad_record *record; /* for all devices; made when a kernel first needs it */
 bad_record *pd_cuda_bad_record() {
     void *p = nullptr;
     if (record) return record;
@@ -80,7 +80,7 @@ static int copy(void *to, const void *from, size_t bytes, void *stream) {
     return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, (cudaStream_t)stream);
 }
 
-/* Whether what `error` speaks of is done; not yet is no error. */
+/* *out: whether the work that `error` is about is done. That it is not done yet is no error. */
 static int done(cudaError_t error, bool *out) {
     *out = error == cudaSuccess;
     return error == cudaErrorNotReady ? 0 : error;

@@ -1,6 +1,7 @@
-/* Optimizer steps over a list of segments, one launch for up to LIST of them: the list travels with the launch. Formulas and their
-   order are those of kernels/cpu/optim.inc. A 16-bit copy of a float32 parameter is written along. A learning rate or a
-   number of the step that lies on the device makes one launch more, of one thread, which makes the rule there. */
+/* Optimizer steps over a list of segments. One launch does up to LIST of them, with the list among its arguments.
+   Formulas and their order are those of kernels/cpu/optim.inc. The 16-bit copy of a float32 parameter is written, too.
+   If the learning rate or the number of the step is on the device, another launch, of one thread, first computes the
+   rule there. */
 #include <math.h>
 #include <string.h>
 
@@ -15,14 +16,14 @@ enum { LIST = 160, BLOCK = 256, CHUNK = 4 * BLOCK }; /* elements of a block */
 struct segments {
     int count;
     int64_t first[LIST + 1]; /* number of each segment's first block */
-    int64_t index[LIST];     /* of its first element in the whole list */
+    int64_t index[LIST];     /* index of its first element in the whole list */
     pd_segment_step s[LIST];
 };
 
 /* An element of all arrays; a rule reads and writes those that it uses. */
 template <class T> struct element { T p, g, m, v, w; };
 
-/* A rule, where numbers of it lie on the device, and what the step's number adds to pd_segment_step's chance. */
+/* A rule some of whose numbers are on the device, and what the step's number adds to pd_segment_step's chance. */
 template <class R> struct told {
     R rule;
     uint64_t chance;
@@ -51,13 +52,14 @@ static __global__ void tell(C c, const float *skip, const float *lr, float *step
     if (lr) tell_lr(c, (double)*lr, 0);
     if (step) {
         if (whole) *step += 1;
-        tell_step(c, *step < 1 ? 1 : (int64_t)*step, 0); /* less only before a first step that is left out */
+        tell_step(c, *step < 1 ? 1 : (int64_t)*step, 0); /* less than 1 only before a first step that is skipped */
     }
     tell_own(c, own0, own1, whole);
-    *out = told<R>{R(c), step ? (uint64_t)((int64_t)*step - 1) * 0xBF58476D1CE4E5B9u : 0}; /* as pydist/optim/_fused.py */
+    *out = told<R>{R(c), step ? (uint64_t)((int64_t)*step - 1) * 0xBF58476D1CE4E5B9u : 0}; /* as in pydist/optim/_fused.py */
 }
 
-/* Rounded to the nearest, or a bfloat16 by chance: array number `a` of an element (kernels/cpu/optim.c). */
+/* Stores x rounded to the nearest, or a bfloat16 by stochastic rounding; `a`: which array of the element
+   (kernels/cpu/optim.c). */
 template <class E> static __device__ void put(E *to, wide<E> x, uint64_t, int64_t, uint32_t) { *to = narrow<E>(x); }
 static __device__ void put(pd_bf16 *to, float x, uint64_t chance, int64_t index, uint32_t a) {
     uint32_t key = (uint32_t)(chance ^ (chance >> 32)) + a * 0xc2b2ae35u + (uint32_t)((uint64_t)index >> 32) * 0x85ebca6bu;
@@ -126,11 +128,11 @@ template <class E, template <class> class R, class C> static void step(const C &
     }
 }
 
-/* One struct a method: its numbers in T, made of those of kernels.h, and what it does to an element. */
+/* A struct for each method: its numbers in T, computed from those of kernels.h, and its step of an element. */
 #define RULE(name) template <class T> struct name##_rule
 #define SIGN(c) ((T)((c).maximize ? -1 : 1))
 
-/* Without decay g itself: 0 times an infinite p is NaN. */
+/* Without decay g itself, since 0 times an infinite p is NaN. */
 template <class T> static __device__ T decayed(T g, T wd, T p) { return wd != 0 ? g + wd * p : g; }
 
 RULE(sgd) {
@@ -142,7 +144,7 @@ RULE(sgd) {
     __device__ void operator()(element<T> &e) const {
         T g = decayed(sign * e.g, wd, e.p);
         if (!plain) {
-            T b = first ? g : kept * e.m + fresh * g; /* the buffer holds nothing yet at first */
+            T b = first ? g : kept * e.m + fresh * g; /* at first the buffer is not initialised */
             e.m = b;
             g = nesterov ? g + mu * b : b;
         }
@@ -247,7 +249,7 @@ RULE(rprop) {
     __device__ void operator()(element<T> &e) const {
         T g = sign * e.g, turn = g * e.m, step = e.v * (turn > 0 ? plus : turn < 0 ? minus : (T)1);
         step = step < low ? low : step > high ? high : step;
-        g = turn < 0 ? (T)0 : g; /* after a change of sign the parameter rests */
+        g = turn < 0 ? (T)0 : g; /* after a change of sign the parameter does not move */
         e.v = step;
         e.m = g;
         e.p -= g > 0 ? step : g < 0 ? -step : (T)0;

@@ -8,7 +8,7 @@ template <class E, int WHICH> struct pointwise_map {
     typedef E element;
     typedef wide<E> T;
     pd_pointwise fn;
-    int y_at; /* the operand that is y, 0: there is none */
+    int y_at; /* the number of the operand y; 0: there is none */
     T P[PD_POINTWISE_PARAMS];
     template <int V> __device__ void run(const spot &s) const {
         T pg[V], px[V], py[V], out[V] = {};

@@ -1,11 +1,12 @@
-/* Pooling, a thread a result; its gradients, a thread an element of the input, which gathers from the windows over it in their order. */
+/* Pooling, with a thread for each result. In the gradients there is a thread for each element of the input, which
+   gathers from the windows over it in their order. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 #include "kernels/pool_window.h"
 
 enum { NOWHERE = 255 };
 
-/* Where element i of x or y stands: plane is that of an image and channel, or (nhwc) the image. */
+/* The place of an element of x or y. */
 struct spot { int64_t n, c, h, w; };
 static __device__ spot spot_of(const pd_pool &c, int64_t i, int64_t H, int64_t W) {
     if (c.nhwc) return {i / c.C / W / H, i % c.C, i / c.C / W % H, i / c.C % W};
@@ -47,8 +48,8 @@ template <class E> static __global__ void max_kernel(const __grid_constant__ pd_
         else ((uint8_t *)place)[i] = (uint8_t)tap;
     });
 }
-/* Of each window over place s of the input, in their order: f(where its result lies, which of its rows and columns s is in, all
-   of them). */
+/* For each window over place s of the input, in their order, calls f(place of its result, the row and column of the
+   window that s is in, all rows and columns). */
 template <class F> static __device__ void each_window(const pd_pool &c, const spot &s, F f) {
     int64_t p0, p1, q0, q1;
     if (c.P * c.Q <= 0) return;

@@ -1,12 +1,12 @@
-/* Random fills: the same numbers as on the CPU (kernels/cpu/random.c says which draw is whose). A thread has a block of Philox: four
-   elements, two of float64. */
+/* Random fills, with the same numbers as on the CPU (kernels/cpu/random.c says which draw is for which element). A
+   thread has a block of Philox: four elements, or two of float64. */
 #include "cuda/sort.h"
 #include "cuda/table.h"
 #include "kernels/vmath.h"
 
 struct draws { uint32_t u[4]; };
 
-/* The key of a launch; a graph's begins where the generator is when it is replayed. */
+/* The key of a launch. In a graph it starts where the generator is at the time of the replay. */
 struct generator {
     pd_rng_key key;
     const uint64_t *past;
@@ -18,7 +18,7 @@ struct generator {
 };
 static generator of(pd_rng_key key) { return {key, pd_cuda_draws_past}; }
 
-/* Block number `block`, past 2^32 going on in the upper half of the call counter. */
+/* Draws block number `block`; above 2^32 it continues in the upper half of the call counter. */
 static __device__ draws draw(pd_rng_key key, uint64_t block) {
     pd_philox p = pd_philox_at(key.seed, key.stream, key.call ^ (block >> 32 << 32), (uint32_t)block);
     draws d = {{p.v[0], p.v[1], p.v[2], p.v[3]}};
@@ -26,7 +26,7 @@ static __device__ draws draw(pd_rng_key key, uint64_t block) {
 }
 static __device__ uint64_t second(const draws &d, int i) { return d.u[2 * i] | (uint64_t)d.u[2 * i + 1] << 32; }
 
-/* fill(first element of the block, its draws, elements left) for each block. */
+/* Calls fill(first element of the block, its draws, elements left) for each block. */
 template <int EACH, class F> static __device__ void each_block(const generator &from, int64_t n, F fill) {
     pd_rng_key key = from.now();
     int64_t step = (int64_t)gridDim.x * blockDim.x, blocks = (n + EACH - 1) / EACH;
@@ -41,7 +41,7 @@ template <class E> static __global__ void uniform_kernel(E *out, int64_t n, doub
         each_block<2>(from, n, [=](int64_t i, const draws &d, int m) {
             for (int k = 0; k < m; k++) {
                 double v = lo + pd_u64_to_f64(second(d, k)) * (hi - lo);
-                out[i + k] = v < hi ? v : lo; /* rounding may reach the open end */
+                out[i + k] = v < hi ? v : lo; /* rounding may give the open end */
             }
         });
     else
@@ -104,7 +104,7 @@ template <class E> static __global__ void randint_kernel(E *out, int64_t n, int6
     });
 }
 
-/* p as a bound on 32 bits; 1 has none. */
+/* Turns p into a bound on 32 bits; p = 1 has none. */
 static uint32_t bound(double p, bool *all) {
     *all = p >= 1.0;
     return p <= 0.0 || p >= 1.0 ? 0 : (uint32_t)(p * 0x1p32);
@@ -147,11 +147,12 @@ void pd_cuda_randint(pd_dtype t, int64_t n, int64_t lo, int64_t hi, pd_rng_key k
 
 /* ---- permutations ------------------------------------------------------------------------------------------------ */
 
-/* The permutation of the CPU's Fisher-Yates (kernels/cpu/random.c), whose step i exchanges places i and t(i) >= i, without its order:
-   place i is final after step i, which puts there what t(i) held. A place p holds p until a step j < p has t(j) = p, and then what
-   place j held just before step j, which the last j' < j with t(j') = j put there, and so on: last[j] = j', or j itself where that is
-   none. Sorted by t, then i, steps with one target stand side by side, so the step before i that met t(i) is i's neighbour.
-   n - j' is n - j over a uniform number, so a chain has ln(n / (n - j)) links on average: one, over all j. */
+/* The permutation of the CPU's Fisher-Yates (kernels/cpu/random.c), computed in parallel. Its step i exchanges places i
+   and t(i) >= i, so place i is final after step i, which puts there what t(i) held. A place p holds p until a step j <
+   p has t(j) = p. Then it holds what place j held just before step j; that was put there by the last step j' < j with
+   t(j') = j, and so on. last[j] is this j', or j itself if there is none. When steps are sorted by t, then by i, steps
+   with the same target are neighbours, so the step before i that met t(i) is i's neighbour. n - j' is n - j divided by
+   a uniform number, so a chain has ln(n / (n - j)) links on average: one, over all j. */
 static __global__ void draw_targets(entry *e, int64_t *last, int64_t n, generator from) {
     each_block<2>(from, n, [=](int64_t i, const draws &d, int m) {
         for (int k = 0; k < m; k++) {
@@ -160,7 +161,7 @@ static __global__ void draw_targets(entry *e, int64_t *last, int64_t n, generato
         }
     });
 }
-/* last[p] is the step of the largest number among those that met p, p's own left out, which comes at their end. */
+/* last[p]: the largest of the steps that met p, except p's own step, which is the last of them. */
 static __global__ void link_steps(const entry *e, int64_t *last, int64_t n) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t s = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; s < n; s += step) {

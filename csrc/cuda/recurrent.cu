@@ -1,4 +1,5 @@
-/* One step of recurrent layers after the products, a thread an element of the state. Formulas are those of kernels/cpu/recurrent.inc. */
+/* One step of a recurrent layer after its products, with a thread for each element of the state. Formulas are those of
+   kernels/cpu/recurrent.inc. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 

@@ -1,5 +1,5 @@
-/* Resizing along the middle axis of [outer, n, inner] by tables. The gradient: a thread an element of the input, which looks through the
-   table for what is made of it, results in order. */
+/* Resizing along the middle axis of [outer, n, inner] by tables. In the gradient there is a thread for each element of
+   the input, which searches the table for results that depend on it, in order. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 
@@ -18,7 +18,8 @@ template <class T> static __global__ void forward(const __grid_constant__ pd_res
     }
 }
 
-/* Tables of neighbours go upwards, so what is made of element `at` lies between two results that are found by halving. */
+/* Indices in tables of neighbours ascend, so the results that depend on element `at` are between two results that a
+   binary search finds. */
 static __device__ int64_t first_that(const pd_resample &c, int64_t at, bool after) {
     int64_t low = 0, high = c.to;
     while (low < high) {

@@ -1,5 +1,5 @@
-/* Layer and RMS norm of rows [rows, n]: a block a row. The gradients of weight and bias are sums over rows: of parts of the rows, whose
-   length depends on shapes alone, then of the parts. */
+/* Layer and RMS norm of rows [rows, n], with a block for each row. The gradients of weight and bias are sums over rows:
+   first over parts of the rows, whose length depends on shapes alone, then over the parts. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 

@@ -1,9 +1,10 @@
-/* softmax, log_softmax and their gradient along the middle axis of [outer, n, inner]. Rows (inner 1): a block each; else a thread each. */
+/* softmax, log_softmax and their gradient along the middle axis of [outer, n, inner]. A row (inner 1) takes a block, a
+   column a thread. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 
-/* One softmax of n elements, `inner` apart, of which this thread sees those from `first` on in steps of `step`; `all` makes one value
-   of those of the threads that share the row. */
+/* One softmax of n elements, which are `inner` apart. This thread has those from `first` on in steps of `step`; `all`
+   combines the values of the threads that share the row. */
 template <class E, class Max, class Sum>
 static __device__ void softmax_one(bool log, const E *x, E *y, int64_t n, int64_t inner, int64_t first, int64_t step, Max all_max, Sum all_sum) {
     typedef wide<E> T;

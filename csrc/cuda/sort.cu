@@ -1,6 +1,6 @@
-/* Sorting of rows: tiles by one block each (a bitonic network in shared memory), then runs merged in pairs, each element
-   finding its place by how many of the other run come before it. Stable, and the same on every device. topk sorts what it has
-   chosen by the keys' digits. */
+/* Sorts rows. First a block sorts each tile by a bitonic network in shared memory. Then runs are merged in pairs: an
+   element finds its place by counting the elements of the other run that come before it. Sorting is stable, and the
+   same on every device. topk chooses elements by the digits of their keys, and sorts those. */
 #include "cuda/sort.h"
 
 #include "cuda/block.h"
@@ -13,7 +13,7 @@ entry *pd_cuda_entries(int64_t rows, int64_t n) {
     return (entry *)pd_cuda_lent->room((size_t)(rows * n) * sizeof(entry));
 }
 
-/* size: a power of two of at least the elements of a tile, so that rows of few cost little. */
+/* size: a power of two, at least the elements of a tile, so that short rows cost little. */
 static __global__ void sort_tiles(entry *e, int64_t n, int64_t tiles, int size) {
     __shared__ entry s[TILE];
     int64_t begin = blockIdx.x % tiles * TILE, left = n - begin;
@@ -36,7 +36,7 @@ static __global__ void sort_tiles(entry *e, int64_t n, int64_t tiles, int size) 
     for (int i = threadIdx.x; i < size && i < left; i += THREADS) row[i] = s[i];
 }
 
-/* Runs of `run` elements become runs of twice as many. */
+/* Merges pairs of runs of `run` elements. */
 static __global__ void merge_runs(const entry *from, entry *to, int64_t count, int64_t n, int64_t run) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < count; p += step) {
@@ -73,11 +73,11 @@ entry *pd_cuda_sorted(entry *e, int64_t rows, int64_t n) {
 
 /* ---- values in order --------------------------------------------------------------------------------------------- */
 
-/* Keys of so many bits; a float16 has 19 of float32's. */
+/* How many bits a key has; that of a float16 has 19 of float32's. */
 template <class E> struct bits_of { static constexpr int value = 8 * (int)sizeof(E); };
 template <> struct bits_of<pd_f16> { static constexpr int value = 19; };
 
-/* Elements by keys in the order asked for. */
+/* Keys of elements, in the order that was asked for. */
 template <class E> struct elements {
     const E *x;
     bool descending;
@@ -92,7 +92,7 @@ template <class E> struct elements {
     }
     __device__ int64_t index(int64_t, int64_t i) const { return i; }
 };
-/* The same of entries made of such. */
+/* Keys of entries, which were made of elements. */
 struct entries {
     const entry *e;
     __device__ uint64_t key(int64_t at) const { return e[at].key; }
@@ -108,9 +108,10 @@ template <class E> static __global__ void number(elements<E> from, entry *e, int
 
 enum { DIGIT = 11, BINS = 1 << DIGIT, PIECE = 16384 };
 
-/* Of each row, in pieces of `piece` elements and a block for each: the piece's first k, in the order of their places. Digit by digit
-   from the top, how many elements have which one says where the k-th key lies; all before it are taken, and of those that
-   equal it as far as it was looked at the first ones. Counts are whole numbers, so they do not depend on the order of adding. */
+/* Chooses the first k of each piece of a row, in the order of their places; a piece has `piece` elements and a block.
+   Digit by digit from the top, it counts how many elements have which digit, which tells where the k-th key is. All
+   elements before that key are taken, and of those equal to it, as far as digits were looked at, the first ones. Counts
+   are integers, so they do not depend on the order of adding. */
 template <class S>
 static __global__ void choose(S from, entry *to, int64_t n, int64_t piece, int64_t pieces, int64_t k, int64_t chosen, int bits) {
     __shared__ unsigned many[BINS], digit, before;
@@ -133,7 +134,7 @@ static __global__ void choose(S from, entry *to, int64_t n, int64_t piece, int64
         unsigned own = 0, all, first = threadIdx.x * (BINS / THREADS);
         for (unsigned b = first; b < first + BINS / THREADS; b++) own += many[b];
         unsigned past = block_before(own, &all);
-        if (past < left && left <= past + own) { /* one thread's */
+        if (past < left && left <= past + own) { /* true for one thread */
             for (; past + many[first] < left; first++) past += many[first];
             digit = first;
             before = past;
@@ -143,7 +144,8 @@ static __global__ void choose(S from, entry *to, int64_t n, int64_t piece, int64
         left -= before;
         found = many[digit] == left;
     }
-    /* A part of the piece for each warp: how many are less, how many equal in the upper half, and then where each goes. */
+    /* For each warp, which has a part of the piece: how many are less, in the upper half how many are equal; later the
+       place of each. */
     __shared__ uint64_t parts[WARPS];
     int64_t each = (count + THREADS - 1) / THREADS * WARP, first = threadIdx.x / WARP * each + threadIdx.x % WARP;
     uint64_t own = 0, all;
@@ -168,7 +170,7 @@ static __global__ void choose(S from, entry *to, int64_t n, int64_t piece, int64
         equal += __popc(equals);
     }
 }
-/* What is left of rows of n: *to, and how many a row, which is k after as many calls as it takes. */
+/* Chooses among rows of n elements, into *to. Returns how many are left of a row; after enough calls that is k. */
 template <class S> static int64_t fewer(S from, entry **to, int64_t rows, int64_t n, int64_t k, int64_t piece, int bits) {
     int64_t pieces = (n + piece - 1) / piece, last = n - (pieces - 1) * piece, chosen = (pieces - 1) * k + (last < k ? last : k);
     *to = pd_cuda_entries(rows, chosen);
@@ -176,8 +178,8 @@ template <class S> static int64_t fewer(S from, entry **to, int64_t rows, int64_
     return chosen;
 }
 
-/* e: rows of `n`, of which the first k are the result's: their numbers and, unless values is NULL, what stands there in rows of
-   `width`. */
+/* e: rows of `n` entries, the first k of which are the result. Stores their numbers and, unless values is NULL, the
+   elements at these places in rows of `width`. */
 template <class E>
 static __global__ void emit(const entry *e, const E *x, E *values, int64_t *index, int64_t count, int64_t n, int64_t k, int64_t width) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
@@ -188,9 +190,9 @@ static __global__ void emit(const entry *e, const E *x, E *values, int64_t *inde
     }
 }
 
-/* Rows of a tile are sorted in one launch, which is less than choosing and sorting. Of longer ones the first k are chosen if there are
-   more of the others, and pieces, of which at most an eighth is left, to be worked on side by side: else a few blocks
-   would read for longer than all of them sort. */
+/* Whether to choose before sorting. Rows of one tile are sorted in one launch, which is less than choosing and sorting.
+   Of longer rows the first k are chosen if the others are more, and if there are pieces, of which at most an eighth is
+   left, to be processed in parallel; otherwise a few blocks would read for longer than all of them need to sort. */
 static bool is_chosen(const pd_block *b, int64_t k) {
     return b->n > TILE && 2 * k <= b->n && (8 * k <= PIECE || b->outer * b->n >= 512 * k);
 }

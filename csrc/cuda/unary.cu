@@ -1,5 +1,5 @@
-/* The rows of unary.def and pointwise.def of one argument. One kernel a dtype: which row is the same for all threads, so that the
-   switch costs nothing beside the memory's traffic. */
+/* The rows of unary.def. There is one kernel for each dtype: all threads take the same row, so the switch costs nothing
+   compared with the memory traffic. */
 #include "cuda/complex.h"
 #include "cuda/each.h"
 #include "cuda/table.h"

@@ -1,4 +1,4 @@
-/* What a loss scaler does to gradients, without the host: everything it needs and finds stays on the device. */
+/* What a loss scaler does to gradients. All that it reads and writes stays on the device, so the host does not wait. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 
@@ -7,7 +7,7 @@ template <class E> static __global__ void unscale_kernel(E *x, int64_t n, const 
     wide<E> factor = (wide<E>)*by;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         wide<E> v = widen(x[i]);
-        if (v - v != 0) *found = 1; /* whoever writes, writes this */
+        if (v - v != 0) *found = 1; /* all threads that write write this value */
         x[i] = narrow<E>(v * factor);
     }
 }
