@@ -1,5 +1,6 @@
-/* Losses over classes, a block a row: negative log likelihood of log-probabilities or (LOGITS) of logits, and the
-   gradients. Sums over rows are made in an order that the number of rows fixes, and stay on the device. */
+/* Losses over classes, with a block for each row: negative log likelihood of log-probabilities, or, with LOGITS, of
+   logits, and the gradients. The order of sums over rows depends on the number of rows alone; the sums stay on the
+   device. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 
@@ -14,8 +15,8 @@ template <class E> struct labelled {
 };
 template <class E> static labelled<E> of(const pd_xent *c) { return {c->C, c->target, (const E *)c->weight, c->ignore_index, c->smoothing}; }
 
-/* A row in packs of 16 bytes from the first aligned place on, and what is before and behind in packs of one element:
-   f(index, pack) in one thread each. The packs hold the elements, or nothing unless READ. */
+/* Calls f(index, pack) for a row in packs of 16 bytes, from the first aligned place on, and for the elements before and
+   after these in packs of one element; one thread calls each. With READ the packs hold the elements. */
 template <bool READ, class E, class F> static __device__ void each_pack(const E *row, int64_t C, F f) {
     enum { V = 16 / sizeof(E) };
     int64_t head = (int64_t)((16 - (uintptr_t)row % 16) % 16 / sizeof(E));
@@ -65,7 +66,7 @@ static __global__ void loss_rows(const labelled<E> c, const E *x, T *lse, L *los
     if (losses) losses[r] = narrow<L>((wide<L>)value);
 }
 
-/* parts[k][b]: of in[k], the sum of block b's share, which is EACH numbers of each thread. */
+/* parts[k][b]: the sum of block b's part of in[k], which has EACH numbers for each thread. */
 enum { EACH = 8 };
 template <int K> static __global__ void sum_parts(const double *in, double *parts, int64_t n) {
     int64_t begin = (int64_t)blockIdx.x * THREADS * EACH, end = begin + THREADS * EACH < n ? begin + THREADS * EACH : n;
@@ -76,7 +77,7 @@ template <int K> static __global__ void sum_parts(const double *in, double *part
         if (threadIdx.x == 0) parts[k * (int64_t)gridDim.x + blockIdx.x] = v;
     }
 }
-/* One block. sums: of each in[k]; of two, their quotient also. */
+/* One block. sums: the sum of each in[k], and for two of them their quotient. */
 template <int K> static __global__ void sum_all(const double *in, double *sums, int64_t n) {
     double all[K];
     for (int k = 0; k < K; k++) {
@@ -88,7 +89,7 @@ template <int K> static __global__ void sum_all(const double *in, double *sums, 
     for (int k = 0; k < K; k++) sums[k] = all[k];
     if (K == 2) sums[2] = all[0] / all[K - 1];
 }
-/* K x n numbers, and behind them room for the sums of their parts. */
+/* Memory for K x n numbers, followed by memory for the sums of their parts. */
 template <int K> static double *room_to_add_up(int64_t n) {
     return (double *)pd_cuda_lent->room(sizeof(double) * (size_t)(K * (n + blocks_for(n, THREADS, EACH)) + 1));
 }
@@ -118,7 +119,8 @@ template <bool LOGITS> static void run(pd_dtype t, const pd_xent *c, const void 
 void pd_cuda_nll(pd_dtype t, const pd_xent *c, const void *x, void *losses, double *sums) { run<false>(t, c, x, nullptr, losses, sums); }
 void pd_cuda_xent(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double *sums) { run<true>(t, c, x, lse, losses, sums); }
 
-/* scale g ((q w_t + s W) p_c - q w_t [c = t] - s w_c), q = 1 - smoothing, s = smoothing / C, W the sum of all weights. */
+/* scale g ((q w_t + s W) p_c - q w_t [c = t] - s w_c), q = 1 - smoothing, s = smoothing / C, W the sum of all
+   weights. */
 template <class E, class L, class T, bool LOGITS>
 static __global__ void loss_grad(const labelled<E> c, const E *x, const T *lse, const L *g, bool each, const T *total, double scale, E *gx) {
     int64_t r = blockIdx.x, t = c.target[r];
@@ -134,7 +136,7 @@ static __global__ void loss_grad(const labelled<E> c, const E *x, const T *lse, 
             all = block_all<plus>(all);
         }
         T sum = 1;
-        if (l > 32 || l < -32) { /* x - lse has lost digits: divide by what the e^ add up to */
+        if (l > 32 || l < -32) { /* x - lse has lost digits, so divide by the sum of e^ */
             sum = 0;
             each_pack<true>(x + r * c.C, c.C, [&](int64_t, const auto &p) {
                 for (const E &v : p.e) sum += V_EXP(widen(v) - l);
@@ -183,7 +185,7 @@ void pd_cuda_xent_grad(pd_dtype t, const pd_xent *c, const void *x, const void *
     run_grad<true>(t, c, x, lse, g, each, total, scale, gx);
 }
 
-/* Complains of a bad label; weights[r], unless NULL: of the rows that count, else 0. */
+/* Reports a bad label. weights[r], unless NULL: the weight of a row that counts, else 0. */
 template <class E> static __global__ void look_at_labels(const char *op, const labelled<E> c, int64_t rows, double *weights, bad_record *record) {
     for (int64_t r = (int64_t)blockIdx.x * THREADS + threadIdx.x; r < rows; r += (int64_t)gridDim.x * THREADS) {
         bool counts = c.counts(r);
