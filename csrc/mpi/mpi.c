@@ -53,7 +53,8 @@ static int begin(int *rank, int *size) {
         } else if (checked("MPI_Query_thread", MPI_Query_thread(&level)))
             return -1;
         if (level < MPI_THREAD_SERIALIZED) {
-            snprintf(reason, sizeof reason, "this MPI gives only one thread leave to call it");
+            snprintf(reason, sizeof reason,
+                     "this MPI allows only one thread to call it (expected MPI_THREAD_SERIALIZED)");
             return -1;
         }
         if (checked("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &parent))) return -1;

@@ -143,7 +143,7 @@ def test_premultiplied_sums(dtype, within):
         shared = dist.symmetric_memory.empty(4, dtype=dtype).fill_(2)
         dist.all_reduce(shared, op)
         assert shared.tolist() == [9.0] * 4
-        with pytest.raises(TypeError, match="PREMUL_SUM of int64 is not defined"):
+        with pytest.raises(TypeError, match="PREMUL_SUM does not support int64"):
             dist.all_reduce(x.long(), op)
         with pytest.raises(ValueError, match="op PREMUL_SUM has no factor"):
             dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM)
@@ -400,8 +400,8 @@ def test_bad_tensors():
         (lambda: dist.all_reduce([x, None]), TypeError, "all_reduce: tensor 1 is NoneType (expected a tensor)"),
         (lambda: dist.all_reduce([]), ValueError, "all_reduce: tensor is an empty list (expected tensors)"),
         (lambda: dist.all_reduce(x, op="median"), ValueError, "all_reduce: op is 'median' (expected sum, avg"),
-        (lambda: dist.all_reduce(x, op="band"), RuntimeError, "all_reduce: BAND of float32 is not defined"),
-        (lambda: dist.all_reduce(x.long(), op=dist.ReduceOp.AVG), RuntimeError, "all_reduce: AVG of int64"),
+        (lambda: dist.all_reduce(x, op="band"), RuntimeError, "all_reduce: reduce op BAND does not support float32"),
+        (lambda: dist.all_reduce(x.long(), op=dist.ReduceOp.AVG), RuntimeError, "all_reduce: reduce op AVG does not support int64"),
         (lambda: dist.all_reduce(x[:1].expand(4, 3)), ValueError, "shape [4, 3], has elements that share memory"),
         (lambda: dist.broadcast(read_only, 0), ValueError, "broadcast: tensor, of shape [4], is read-only"),
         (lambda: dist.broadcast(x, 2), ValueError, "broadcast: root 2 (expected 0 to 1)"),

@@ -68,7 +68,7 @@ def test_split_tables_that_differ():
     def work(rank):
         out = pydist.zeros(4)
         sizes = [1, 3] if rank else [2, 2]
-        with pytest.raises(dist.CommMismatch, match="rank 0 has 2 elements for rank 1, which expects 1"):
+        with pytest.raises(dist.CommMismatch, match="rank 0 has 2 elements for rank 1, but that rank expects 1"):
             dist.all_to_all_single(out, pydist.ones(4), sizes, [2, 2])
         assert out.tolist() == [0.0] * 4
 

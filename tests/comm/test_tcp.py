@@ -106,7 +106,7 @@ def test_hosts_share_a_secret_file(tmp_path):
     """
     first = start(script, address, 0, 2, PYDIST_SECRET_FILE=files[0])
     ((code, _, err),) = finish([start(script, address, 1, 2, PYDIST_SECRET_FILE=files[1])])
-    assert code and "does not know our secret" in err
+    assert code and "does not know this job's secret" in err
     ((code, _, err),) = finish([start(script, address, 1, 2)])
     assert code and "no secret" in err
     second = start(script, address, 1, 2, PYDIST_SECRET_FILE=files[0])
@@ -174,7 +174,7 @@ def test_strangers_at_the_data_port():
         assert ranks.processes[0].poll() is None
         s.sendall(b"garbage from one who has proved itself" * 10)
         _, err = ranks.processes[0].communicate(timeout=10)
-        assert "garbage on the data connection" in err and err.count("refused a data connection") == 1
+        assert "carries data that are not valid" in err and err.count("refused a data connection") == 1
         for one in (*strangers, s, control):
             one.close()
 

@@ -386,8 +386,8 @@ def differing(rank, kind):
 @pytest.mark.parametrize(
     "kind, words",
     [
-        ("one more", "rank 0 has 2 elements for rank 1, which expects 1 of it"),
-        ("one's own", "rank 0 has 2 elements for rank 1, which expects 1 of it"),
+        ("one more", "rank 0 has 2 elements for rank 1, but that rank expects 1"),
+        ("one's own", "rank 0 has 2 elements for rank 1, but that rank expects 1"),
         (
             "dtype",
             "rank 1: all_to_all(int32[2], the largest part) giving 2, 2, 2 and taking 2, 2, 2 at test_uneven.py:",

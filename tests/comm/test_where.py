@@ -94,7 +94,7 @@ def test_sigusr1_writes_the_record_of_a_rank_that_hangs():
         for rank, expected in ((0, ": waits, "), (1, ": done, ")):
             ranks.processes[rank].send_signal(signal.SIGUSR1)
             text = [ranks.processes[rank].stderr.readline() for _ in range(3 if rank else 4)]
-            assert f"flight record, on SIGUSR1: rank {rank} of 2" in text[0]
+            assert f"flight record, as SIGUSR1 asked for: rank {rank} of 2" in text[0]
             assert "all_reduce(float32[4], SUM) at <string>:" in text[-1] and expected in text[-1]
 
 
@@ -289,9 +289,9 @@ def many(rank, groups):  # 1 and 2 go on and on without 0
         time.sleep(0.002)
     dist.barrier()
 
-run(receive, 2, "in recv(float32[2], src=", ": it waits since")
+run(receive, 2, "in recv(float32[2], src=", ": it has been waiting")
 run(mixed, 2, "recv(float32[2], src=1", "all_reduce(float32[4], SUM)")
-run(ring, 3, "barrier()", ": it waits since")
+run(ring, 3, "barrier()", ": it has been waiting")
 run(busy, 3)
 run(aside, 3, "in recv(float32[1], src=")
 run(many, 3)

@@ -103,7 +103,7 @@ def test_faults_of_this_host_come_first(patch, options, first):
 def test_an_interface_that_is_not_there():
     code, lines = verdict(PYDIST_IFACE="none")
     assert code == 1 and lines[0].startswith(
-        "problem: network: PYDIST_IFACE=none leaves no interface (expected some of"
+        "problem: network: PYDIST_IFACE=none matches no network interface (expected some of"
     )
 
 
@@ -209,7 +209,7 @@ dist.all_reduce(pydist.ones(4))
                 code, lines = attached(target)
                 hang = f"problem: hang: ranks 0, 2 wait for rank 1: rank 1 (pid {pids[1]}): it sleeps at hang.py:6, in load"
                 assert code == 1 and lines[0].startswith(hang), lines
-                assert re.match(rf"rank 0 of 3 \(pid {pids[0]}\): it waits since [\d.]+ s for rank 1 in "
+                assert re.match(rf"rank 0 of 3 \(pid {pids[0]}\): it has been waiting [\d.]+ s for rank 1 in "
                                 r"all_reduce\(float32\[4\], SUM\) at hang\.py:11 ", lines[1]), lines  # fmt: skip
                 assert sum(line.startswith("flight record of rank") for line in lines) == 3
             os.kill(pids[1], signal.SIGSTOP)

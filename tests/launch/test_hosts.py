@@ -203,7 +203,7 @@ def test_two_cables_of_which_one_is_dead(tmp_path):
             (code, first), (code_1, second) = hosts.finish()
             assert (code, code_1) == (0, 0), first + second
             assert time.monotonic() - begin < 6
-            why = "named by GLOO_SOCKET_IFNAME" if name else "the way that this host's routes say did not answer"
+            why = "named by GLOO_SOCKET_IFNAME" if name else "the interface of this host's routing table did not answer"
             for line in ("control: rank 1 reaches the server at", "tcp: rank 1 reaches rank 0 at"):
                 found = next(text for text in second.splitlines() if line in text)
                 assert f"({hosts.tag}e1): {why}" in found, second
@@ -211,7 +211,7 @@ def test_two_cables_of_which_one_is_dead(tmp_path):
         env = {**os.environ, "PYTHONPATH": str(TOP), "PYDIST_SECRET_FILE": str(hosts.secret), "PYDIST_IFACE": "none"}
         command = hosts.launcher(1, tmp_path / "script.py", ranks=1)
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-        assert done.returncode and "PYDIST_IFACE=none leaves no interface (expected some of: " in done.stderr
+        assert done.returncode and "PYDIST_IFACE=none matches no network interface (expected some of: " in done.stderr
 
 
 def test_two_hosts_that_cannot_reach_each_other(tmp_path):

@@ -775,7 +775,7 @@ def test_the_most_ranks_are_one_number():
     most = _C.RANKS_MAX
     assert most == options.RANKS_MAX
     for make in (_C.ControlServer, _C.Hub):
-        with pytest.raises(ValueError, match=f"a world of {most + 1} ranks .expected 1 to {most}."):
+        with pytest.raises(ValueError, match=f"world is {most + 1} .expected 1 to {most}."):
             make(most + 1)
     with pytest.raises(ValueError, match="session_kill: sessions"):
         _C.session_kill([2**31 - 1] * (most + 1), 0)

@@ -99,12 +99,15 @@ static void tree(const plan *p, int lo, int hi, size_t at, int64_t n, char *out,
 
 pd_status pd_reduce_check(const char *name, pd_dtype dtype, pd_reduce op, double scale) {
     if (dtype < 0 || dtype >= PD_DTYPE_COUNT || (unsigned)op >= PD_REDUCE_COUNT)
-        return pd_fail(PD_E_VALUE, "%s: no such dtype or reduce op: %d, %d", name, (int)dtype, (int)op);
+        return pd_fail(PD_E_VALUE,
+                       "%s: the dtype or the reduce op is unknown: got dtype %d, op %d (expected numbers of both)",
+                       name, (int)dtype, (int)op);
     const loops *l = &table_portable[dtype];
     if (!l->pairs[op].leaves)
-        return pd_fail(PD_E_DTYPE, "%s: %s of %s is not defined", name, pd_reduce_names[op], pd_dtype_name(dtype));
+        return pd_fail(PD_E_DTYPE, "%s: reduce op %s does not support %s (expected another op or dtype)", name,
+                       pd_reduce_names[op], pd_dtype_name(dtype));
     if (scale != 1 && !l->last)
-        return pd_fail(PD_E_DTYPE, "%s: a scale of %g for %s (expected a float dtype)", name, scale,
+        return pd_fail(PD_E_DTYPE, "%s: scale is %g for %s (expected a floating dtype)", name, scale,
                        pd_dtype_name(dtype));
     return PD_OK;
 }

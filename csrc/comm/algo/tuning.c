@@ -15,8 +15,9 @@ pd_status pd_tuning_check(const pd_tuning *t) {
     bool good = t->gather >= 0 && t->direct >= 0 && t->piece >= 1024 && t->block >= 1024 && t->fast >= 0 &&
                 t->fast <= 2 && t->fast_from >= 0;
     if (good) return PD_OK;
-    return pd_fail(PD_E_VALUE, "init: tuning for %d ranks: gather=%d direct=%d piece=%d block=%d fast=%d fast_from=%d "
-                               "(expected bytes, 1024 at least of piece and block, and fast 0 to 2)",
+    return pd_fail(PD_E_VALUE,
+                   "init: the tuning for %d ranks is not valid: got gather=%d direct=%d piece=%d block=%d fast=%d "
+                   "fast_from=%d (expected numbers of bytes, piece and block at least 1024, fast 0 to 2)",
                    t->world, t->gather, t->direct, t->piece, t->block, t->fast, t->fast_from);
 }
 
@@ -28,8 +29,10 @@ pd_status pd_tuning_forced(const char *name, bool fast, const pd_algo **out) {
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i]->name) && (fast || !known[i]->schedule)) *out = known[i];
     if (*out) return PD_OK;
-    return pd_fail(PD_E_VALUE, "init: PYDIST_ALGO '%s' (expected gather_sum, scatter_gather, slot_sum or hierarchical; "
-                               "ring or halving with order=\"fast\")", name);
+    return pd_fail(PD_E_VALUE,
+                   "init: PYDIST_ALGO is '%s' (expected gather_sum, scatter_gather, slot_sum or hierarchical; with "
+                   "order=\"fast\" also ring or halving)",
+                   name);
 }
 
 const pd_algo *pd_tuning_pick(const pd_tuning *t, bool fast, bool hosts, size_t bytes) {

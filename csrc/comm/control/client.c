@@ -43,11 +43,17 @@ typedef struct client {
 static pd_status send_frame(client *c, int kind, uint32_t id, const void *head, size_t head_bytes, const void *body,
                             size_t n, int handle) {
     int64_t deadline = pd_os_now() + GOODBYE_NS;
-    if (c->lost) return pd_fail(PD_E_DIST, "control: the connection to the control server is lost");
+    if (c->lost)
+        return pd_fail(PD_E_DIST,
+                       "control: the connection to the control server is lost (expected the server to run until all "
+                       "ranks have left)");
     PD_TRY(pd_wire_queue(&c->wire, kind, id, head, head_bytes, body, n, handle));
     while (pd_wire_flush(&c->wire) != PD_WIRE_CLOSED && c->wire.pending && pd_os_now() < deadline)
         poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLOUT}, 1, 10);
-    return c->wire.pending ? pd_fail(PD_E_DIST, "control: the control server does not read or is gone") : PD_OK;
+    return c->wire.pending ? pd_fail(PD_E_DIST,
+                                     "control: the control server does not read messages, or is gone (expected it to "
+                                     "read within a few seconds)")
+                           : PD_OK;
 }
 
 static void tell(pd_link *link, const pd_link_event *event, const char *text) {
@@ -121,7 +127,7 @@ static void *run(void *arg) {
             bool here = hear_more(c, &heard, &looked);
             pd_status_report(&c->link);
             if (here) continue;
-            on_lost(c, "nothing was heard from it for too long: stopped, or its network is cut");
+            on_lost(c, "this rank has heard nothing from it for too long: it is stopped, or its network is cut");
             return NULL;
         } else if (state != PD_WIRE_FRAME) {
             on_lost(c, c->wire.why);
@@ -152,10 +158,12 @@ static pd_status await(client *c, request *r, const pd_store_call *call) {
     while (!r->done) {
         if (c->lost) {
             PD_TRY(pd_link_gone(&c->link)); /* this error names the rank that hosted the server */
-            return pd_fail(PD_E_DIST, "store: the connection to the control server is lost");
+            return pd_fail(PD_E_DIST,
+                           "store: the connection to the control server is lost (expected the server to run until all "
+                           "ranks have left)");
         }
         if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire))
-            return pd_fail(PD_E_DIST, "store: given up");
+            return pd_fail(PD_E_DIST, "store: the wait was cancelled, because the group failed or was destroyed");
         if (waits && late && !call->stop)
             PD_TRY(pd_link_gone(&c->link)); /* a key that is there is answered at once, even after a death */
         if (pd_os_cond_wait(&c->change, &c->lock, PD_SLICE_NS)) continue;
@@ -231,18 +239,26 @@ static pd_status await_frame(client *c, int kind, size_t bytes, int64_t deadline
     for (;;) {
         pd_wire_state state = pd_wire_read(&c->wire);
         if (state == PD_WIRE_FRAME && f->kind == PD_CONTROL_REFUSED)
-            return pd_fail(PD_E_DIST, "control: refused: %s", c->wire.body);
+            return pd_fail(PD_E_DIST, "control: the control server refused this rank: %s", c->wire.body);
         if (state == PD_WIRE_FRAME && (f->kind != kind || f->bytes != bytes))
-            return pd_fail(PD_E_DIST, "control: the server does not speak our protocol");
+            return pd_fail(
+                PD_E_DIST,
+                "control: the server's answer is not valid (expected a control server of the same version of pydist)");
         if (state == PD_WIRE_FRAME) return PD_OK;
         if (state == PD_WIRE_CLOSED) {
             c->closed = true;
-            return pd_fail(PD_E_DIST, "control: the server refused rank %d: it ends, or has another version of pydist",
-                           c->link.rank);
+            return pd_fail(
+                PD_E_DIST,
+                "control: the server closed the connection of rank %d: it is ending, or has another version of pydist",
+                c->link.rank);
         }
-        if (state == PD_WIRE_BAD) return pd_fail(PD_E_DIST, "control: the server sent %s", c->wire.why);
+        if (state == PD_WIRE_BAD)
+            return pd_fail(PD_E_DIST, "control: the server sent a message that is not valid: %s", c->wire.why);
         if (pd_os_now() > deadline)
-            return pd_fail(PD_E_TIMEOUT, "control: the server does not answer rank %d", c->link.rank);
+            return pd_fail(
+                PD_E_TIMEOUT,
+                "control: the server has not answered rank %d in time (expected an answer within the timeout)",
+                c->link.rank);
         poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, PD_SLICE_NS / 1000000);
         PD_TRY(pd_hooks_interrupt(c->link.hooks));
     }
@@ -265,7 +281,8 @@ static pd_status shake_hands(client *c, const uint8_t secret[PD_SECRET_BYTES], i
     memcpy(&challenge, c->wire.body, sizeof challenge);
     pd_control_mac(secret, "server", &h, challenge.nonce, mac);
     if (!pd_auth_same(mac, challenge.proof, sizeof mac))
-        return pd_fail(PD_E_DIST, "control: the server does not know our secret");
+        return pd_fail(PD_E_DIST,
+                       "control: the server does not know this job's secret (expected the same secret on all ranks)");
     pd_control_mac(secret, "client", &h, challenge.nonce, mac);
     PD_TRY(say(c, PD_CONTROL_PROOF, mac, sizeof mac));
     PD_TRY(await_frame(c, PD_CONTROL_WELCOME, sizeof welcome, deadline));

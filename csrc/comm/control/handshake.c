@@ -63,7 +63,10 @@ void pd_handshake_accept(pd_control_server *s, int which, int64_t now) {
         if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
             s->shut = now + SHUT_NS;
             if (!s->warned)
-                pd_log(PD_LOG_WARN, "control: ranks have to wait outside: %s (see `ulimit -n`)", strerror(errno));
+                pd_log(
+                    PD_LOG_WARN,
+                    "control: the server cannot accept more connections, so ranks have to wait: %s (see `ulimit -n`)",
+                    strerror(errno));
             s->warned = true;
         }
         if (fd < 0) return; /* none left, or one that has gone away again */
@@ -87,9 +90,10 @@ void pd_handshake_accept(pd_control_server *s, int which, int64_t now) {
 
 static const char *on_hello(pd_control_server *s, pd_conn *c) {
     pd_control_challenge challenge;
-    if (c->wire.head.kind != PD_CONTROL_HELLO || c->wire.head.bytes != sizeof c->hello) return "it did not say hello";
+    if (c->wire.head.kind != PD_CONTROL_HELLO || c->wire.head.bytes != sizeof c->hello)
+        return "its first message is not a greeting";
     memcpy(&c->hello, c->wire.body, sizeof c->hello);
-    if (pd_os_random(c->nonce, sizeof c->nonce)) return "no random numbers here";
+    if (pd_os_random(c->nonce, sizeof c->nonce)) return "the server could not get random numbers";
     memcpy(challenge.nonce, c->nonce, sizeof c->nonce);
     pd_control_mac(s->secret, "server", &c->hello, c->nonce, challenge.proof);
     c->greeted = true;
@@ -101,22 +105,23 @@ static const char *on_proof(pd_control_server *s, pd_conn *c, int64_t now) {
     const pd_control_hello *h = &c->hello;
     uint8_t mac[PD_SHA256_BYTES];
     char text[160] = "";
-    if (c->wire.head.kind != PD_CONTROL_PROOF || c->wire.head.bytes != sizeof mac) return "it did not prove itself";
+    if (c->wire.head.kind != PD_CONTROL_PROOF || c->wire.head.bytes != sizeof mac)
+        return "it did not prove that it knows the secret";
     pd_control_mac(s->secret, "client", h, c->nonce, mac);
     if (!pd_auth_same(mac, (const uint8_t *)c->wire.body, sizeof mac)) return "wrong secret";
     if (h->world != s->world)
-        snprintf(text, sizeof text, "rank %d expects %d ranks, this job has %d", h->rank, h->world, s->world);
+        snprintf(text, sizeof text, "rank %d expects %d ranks, but this job has %d", h->rank, h->world, s->world);
     else if (h->rank < 0 || h->rank >= s->world)
         snprintf(text, sizeof text, "rank %d is not one of the %d ranks", h->rank, s->world);
     else if (s->peers[h->rank].state != PD_PEER_ABSENT)
-        snprintf(text, sizeof text, "rank %d is here already, or was, as pid %d", h->rank, s->peers[h->rank].pid);
+        snprintf(text, sizeof text, "rank %d has already joined, as pid %d", h->rank, s->peers[h->rank].pid);
     if (!*text) {
         pd_peer_welcome(s, c, now);
         return NULL;
     }
     c->closing = true;
     pd_control_send(c, PD_CONTROL_REFUSED, 0, NULL, 0, text, strlen(text), -1);
-    pd_log(PD_LOG_WARN, "control: refused %s: %s", c->from, text);
+    pd_log(PD_LOG_WARN, "control: refused the connection from %s: %s", c->from, text);
     return NULL;
 }
 
@@ -138,7 +143,7 @@ static pd_status open_secret(pd_control_server *s, const pd_control_options *o, 
     s->secret_fd = memfd_create("pydist-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (s->secret_fd < 0 || write(s->secret_fd, s->secret, sizeof s->secret) != sizeof s->secret ||
         fcntl(s->secret_fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-        return pd_fail(PD_E_OS, "control: cannot make the secret's descriptor: %s", strerror(errno));
+        return pd_fail(PD_E_OS, "control: cannot make a file descriptor for the secret: %s", strerror(errno));
     return PD_OK;
 }
 
@@ -175,9 +180,9 @@ static pd_status open_tcp(pd_control_server *s, const char *address, bool common
     if (!pd_auth_is_loopback(all->ai_addr) && !common && !pd_flags_get()->INSECURE) {
         freeaddrinfo(all);
         return pd_fail(PD_E_DIST,
-                       "control: refusing to listen on %s, beyond this host, without a secret: give every "
-                       "host the same file of random bytes (head -c 32 /dev/urandom, mode 0600) and its path "
-                       "in PYDIST_SECRET_FILE, or set PYDIST_INSECURE=1 on a network that you trust",
+                       "control: refusing to listen on %s, which other hosts can reach, without a secret: give every "
+                       "host the same file of random bytes (head -c 32 /dev/urandom, mode 0600) and set "
+                       "PYDIST_SECRET_FILE to its path, or set PYDIST_INSECURE=1 on a network that you trust",
                        address);
     }
     int fd = s->listening[PD_LISTEN_TCP] = socket(all->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -23,7 +23,9 @@ static pd_status at_file(const char *path, meeting *m) {
     bool good = fd >= 0 && !fstat(fd, &st);
     int error = errno;
     if (fd >= 0) close(fd);
-    if (!good) return pd_fail(PD_E_OS, "init: file://%s: %s", path, strerror(error));
+    if (!good)
+        return pd_fail(PD_E_OS, "init: cannot use file://%s: %s (expected a path at which a file can be made)", path,
+                       strerror(error));
     snprintf(m->name, sizeof m->name, "@pydist-%u-%llx-%llx", (unsigned)geteuid(), (unsigned long long)st.st_dev,
              (unsigned long long)st.st_ino);
     m->here = true;
@@ -49,7 +51,8 @@ static void choose_listen(meeting *m, const struct addrinfo *first, bool secret)
 
 static pd_status at_tcp(const char *address, bool secret, meeting *m) {
     struct addrinfo *all;
-    if (strlen(address) >= sizeof m->address) return pd_fail(PD_E_VALUE, "init: tcp://%.40s...: too long", address);
+    if (strlen(address) >= sizeof m->address)
+        return pd_fail(PD_E_VALUE, "init: the address tcp://%.40s... is too long (expected tcp://host:port)", address);
     strcpy(m->address, address);
     m->address[strcspn(m->address, "/?")] = 0;
     PD_TRY(pd_auth_resolve(m->address, &all));
@@ -57,15 +60,19 @@ static pd_status at_tcp(const char *address, bool secret, meeting *m) {
     if (m->here) choose_listen(m, all, secret);
     freeaddrinfo(all);
     if (!strcmp(strrchr(m->address, ':') + 1, "0"))
-        return pd_fail(PD_E_VALUE, "init: port 0 in tcp://%s: the ranks could not find each other", m->address);
+        return pd_fail(PD_E_VALUE,
+                       "init: the port is 0 in tcp://%s, so the ranks could not find each other (expected 1 to 65535)",
+                       m->address);
     snprintf(m->name, sizeof m->name, "@pydist-%u-%s", (unsigned)geteuid(), strrchr(m->address, ':') + 1);
     return PD_OK;
 }
 
 static pd_status host_server(const meeting *m, const uint8_t *secret, int world, pd_control_server **out) {
     if (!m->here)
-        return pd_fail(PD_E_VALUE, "init: rank 0 has to run on the host of the address, and %s is none of this host's: "
-                                   "is MASTER_ADDR right?", m->address);
+        return pd_fail(PD_E_VALUE,
+                       "init: rank 0 has to run on the host of the address, but %s is not an address of this host: is "
+                       "MASTER_ADDR right?",
+                       m->address);
     pd_control_options o = {
         .name = m->name, .listen = *m->listen ? m->listen : NULL, .secret = secret, .in_rank = true};
     return pd_control_server_new(world, &o, out);
@@ -85,7 +92,8 @@ pd_status pd_control_join(const char *url, const uint8_t *given, int rank, int w
         snprintf(m.name, sizeof m.name, "@pydist-%u-j%s", (unsigned)geteuid(), url + 6);
         m.here = true;
     } else
-        return pd_fail(PD_E_VALUE, "init: '%s' (expected tcp://host:port, file://path or job://name)", url);
+        return pd_fail(PD_E_VALUE, "init: the address is '%s' (expected tcp://host:port, file://path or job://name)",
+                       url);
     if (!m.here && !found && !pd_flags_get()->INSECURE)
         return pd_fail(PD_E_DIST,
                        "init: rank %d cannot join %s, on another host, without a secret: set PYDIST_SECRET_FILE "

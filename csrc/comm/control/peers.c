@@ -76,7 +76,8 @@ static void pass_on(pd_control_server *s, const pd_link_event *n, const char *te
     const pd_peer *to = &s->peers[n->status];
     const char *how = NULL;
     if (n->kind == PD_EVENT_WHERE) {
-        if (to->state == PD_PEER_ABSENT) how = "it has not come yet";
+        if (to->state == PD_PEER_ABSENT)
+            how = "it has not joined yet";
         else if (to->state == PD_PEER_LEFT) how = "it has left";
         else if (to->state == PD_PEER_DEAD || to->state == PD_PEER_DYING || !to->conn) how = "it is dead";
         else if (is_stopped(to)) how = "its process is stopped (SIGSTOP, Ctrl-Z or a debugger)";
@@ -94,7 +95,7 @@ static void pass_on(pd_control_server *s, const pd_link_event *n, const char *te
 
 const char *pd_peer_event(pd_control_server *s, pd_conn *c) {
     pd_link_event n;
-    if (c->wire.head.bytes < sizeof n) return "an event that is too short";
+    if (c->wire.head.bytes < sizeof n) return "it sent an event that is too short";
     memcpy(&n, c->wire.body, sizeof n);
     const char *text = c->wire.body + sizeof n;
     n.rank = c->rank;
@@ -110,12 +111,12 @@ const char *pd_peer_event(pd_control_server *s, pd_conn *c) {
         }
         announce(s, c->rank, PD_EVENT_RAISED, text);
     } else if (n.kind == PD_EVENT_WHERE || n.kind == PD_EVENT_HERE) {
-        if (n.status < 0 || n.status >= s->world) return "a question about a rank that there is not";
+        if (n.status < 0 || n.status >= s->world) return "it asked about a rank that does not exist";
         pass_on(s, &n, text);
     } else if (n.kind == PD_EVENT_LEFT || n.kind == PD_EVENT_ABORT || n.kind == PD_EVENT_TASK) {
         broadcast(s, &n, text);
     } else {
-        return "an event that a rank cannot have";
+        return "it sent an event that ranks do not send";
     }
     return NULL;
 }
@@ -191,12 +192,16 @@ static void check_silence(pd_control_server *s, int rank, int64_t now) {
     if (silent < PD_SILENCE_NS) return;
     if (warn > 0 && silent >= warn && !p->warned) {
         p->warned = true;
-        pd_log(PD_LOG_WARN, "control: rank %d (%s) is not responding: nothing was heard from it for %.0f s (stopped, "
-                            "swapped out, or its network is cut)", rank, p->conn->from, (double)silent * 1e-9);
+        pd_log(PD_LOG_WARN,
+               "control: rank %d (%s) is not responding: the server has heard nothing from it for %.0f s (it is "
+               "stopped, swapped out, or its network is cut)",
+               rank, p->conn->from, (double)silent * 1e-9);
     }
     if (silent < end) return;
-    snprintf(how, sizeof how, "is not responding: nothing was heard from it for %.0f s (stopped, swapped out, or its "
-                              "network is cut)", (double)silent * 1e-9);
+    snprintf(how, sizeof how,
+             "is not responding: the server has heard nothing from it for %.0f s (it is stopped, swapped out, or its "
+             "network is cut)",
+             (double)silent * 1e-9);
     pd_peer_declare_dead(s, rank, how);
     p->silent = true;
     shutdown(p->conn->wire.fd, SHUT_RDWR); /* if it comes back, it finds its connection closed */

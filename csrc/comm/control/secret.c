@@ -29,12 +29,12 @@ pd_status pd_control_secret_load(const char *path, uint8_t secret[PD_SECRET_BYTE
     if (n < 0 || !known)
         return pd_fail(PD_E_DIST, "control: cannot read PYDIST_SECRET_FILE %s: %s", path, strerror(error));
     if (st.st_mode & 077)
-        return pd_fail(PD_E_DIST, "control: others may read PYDIST_SECRET_FILE %s: mode %03o (expected 600)", path,
-                       (unsigned)st.st_mode & 0777);
+        return pd_fail(PD_E_DIST, "control: other users may read PYDIST_SECRET_FILE %s: got mode %03o (expected 600)",
+                       path, (unsigned)st.st_mode & 0777);
     ssize_t bytes = n;
     while (n && (text[n - 1] == '\n' || text[n - 1] == '\r')) n--; /* some editors end the last line, others do not */
     if (bytes < PD_SECRET_BYTES || n < PD_SECRET_BYTES / 2) /* random bytes may end like a line */
-        return pd_fail(PD_E_DIST, "control: PYDIST_SECRET_FILE %s has %zd bytes (expected at least %d random ones)",
+        return pd_fail(PD_E_DIST, "control: PYDIST_SECRET_FILE %s has %zd bytes (expected at least %d random bytes)",
                        path, n, PD_SECRET_BYTES);
     pd_sha256 s;
     pd_sha256_init(&s);
@@ -57,7 +57,9 @@ pd_status pd_control_secret_read(int fd, uint8_t secret[PD_SECRET_BYTES]) {
     if (fd < 0) {
         PD_TRY(pd_control_secret_file(secret, &found));
         if (found || pd_flags_get()->INSECURE) return PD_OK;
-        return pd_fail(PD_E_DIST, "control: no secret: neither a descriptor from a launcher nor PYDIST_SECRET_FILE");
+        return pd_fail(PD_E_DIST,
+                       "control: there is no secret (expected a launcher's descriptor in PYDIST_SECRET_FD, or "
+                       "PYDIST_SECRET_FILE)");
     }
     do n = pread(fd, secret, PD_SECRET_BYTES, 0);
     while (n < 0 && errno == EINTR);

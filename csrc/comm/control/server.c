@@ -16,7 +16,7 @@ void pd_control_send(pd_conn *c, int kind, uint32_t id, const void *head, size_t
                        int handle) {
     if (c->closing && kind != PD_CONTROL_REFUSED) return;
     if (c->wire.pending > BACKLOG || pd_wire_queue(&c->wire, kind, id, head, head_bytes, body, n, handle)) {
-        pd_log(PD_LOG_WARN, "control: dropping the connection of rank %d: it does not read", c->rank);
+        pd_log(PD_LOG_WARN, "control: closing the connection of rank %d: it does not read its messages", c->rank);
         shutdown(c->wire.fd, SHUT_RDWR); /* the next poll sees it closed */
         return;
     }
@@ -51,14 +51,17 @@ bool pd_control_serve(pd_control_server *s, pd_conn *c, int64_t now) {
             if (c->rank < 0) bad = pd_handshake_frame(s, c, now);
             else if (c->wire.head.kind == PD_CONTROL_CALL) bad = pd_control_store_call(s, c, now);
             else if (c->wire.head.kind == PD_CONTROL_EVENT) bad = pd_peer_event(s, c);
-            else if (c->wire.head.kind != PD_CONTROL_PONG) bad = "a message of an unknown kind";
+            else if (c->wire.head.kind != PD_CONTROL_PONG)
+                bad = "it sent a message of an unknown kind";
             if (!bad) continue;
         } else {
-            bad =
-                c->greeted && c->rank < 0 ? "it did not accept our proof: another secret, or another job" : c->wire.why;
+            bad = c->greeted && c->rank < 0
+                      ? "it did not accept the server's proof: it has another secret, or belongs to another job"
+                      : c->wire.why;
         }
         if (c->rank < 0 && !c->closing) pd_handshake_refused(s, c, bad);
-        else if (state != PD_WIRE_CLOSED) pd_log(PD_LOG_WARN, "control: dropping rank %d: %s", c->rank, bad);
+        else if (state != PD_WIRE_CLOSED)
+            pd_log(PD_LOG_WARN, "control: closing the connection of rank %d: %s", c->rank, bad);
         return false;
     }
 }
@@ -108,7 +111,7 @@ static void serve_conns(pd_control_server *s, int64_t now) {
         /* A goodbye that it has sent comes first */
         if (!alive || (poll->revents & ~POLLOUT)) alive &= pd_control_serve(s, c, now);
         if (alive && c->rank < 0 && c->late) {
-            if (!c->closing) pd_handshake_refused(s, c, "it said nothing, or did not finish the handshake");
+            if (!c->closing) pd_handshake_refused(s, c, "it did not finish the handshake in time");
             alive = false;
         }
         if (alive && c->closing && !c->wire.pending) alive = false;
@@ -187,7 +190,7 @@ pd_status pd_control_server_new(int world, const pd_control_options *o, pd_contr
     pd_control_server *s;
     if (!o) o = &plain;
     if (world < 1 || world > PD_RANKS_MAX)
-        return pd_fail(PD_E_VALUE, "control: a world of %d ranks (expected 1 to %d)", world, PD_RANKS_MAX);
+        return pd_fail(PD_E_VALUE, "control: world is %d (expected 1 to %d)", world, PD_RANKS_MAX);
     PD_TRY(pd_calloc(sizeof *s + (size_t)world * sizeof *s->peers, "control server", &s));
     s->world = world;
     s->forks = pd_forks;
@@ -199,7 +202,7 @@ pd_status pd_control_server_new(int world, const pd_control_options *o, pd_contr
     pd_control_store_init(s);
     PD_TRY_TO(fail, pd_handshake_open(s, o));
     s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (s->wake < 0) PD_TRY_TO(fail, pd_fail(PD_E_OS, "control: no descriptor: %s", strerror(errno)));
+    if (s->wake < 0) PD_TRY_TO(fail, pd_fail(PD_E_OS, "control: cannot make an event descriptor: %s", strerror(errno)));
     s->pinged = pd_os_now();
     PD_TRY_TO(fail, pd_os_thread_start("control", &s->thread, run, s));
     for (int i = 0; i < PD_LISTENS; i++) /* or a forked child would keep the dead server's listeners open */
@@ -278,10 +281,12 @@ static pd_status drain(pd_control_server *s, double timeout, const pd_hooks *hoo
         if (!*ranks) return PD_OK;
         int64_t waited = pd_os_now() - start;
         if ((double)waited >= timeout * 1e9)
-            return pd_fail(PD_E_TIMEOUT, "control: waited %.1f s for ranks %s to leave", timeout, ranks);
+            return pd_fail(PD_E_TIMEOUT,
+                           "control: waited %.1f s for ranks %s to leave (expected all ranks to leave in time)",
+                           timeout, ranks);
         if (!warned && waited >= warn) {
             warned = true;
-            pd_log(PD_LOG_WARN, "rank 0: has waited %.0f s for ranks %s to end: it hosts their control server",
+            pd_log(PD_LOG_WARN, "rank 0 has waited %.0f s for ranks %s to end, because it hosts their control server",
                    (double)waited * 1e-9, ranks);
         }
         if (pd_os_cond_wait(&s->change, &s->lock, PD_SLICE_NS)) continue;

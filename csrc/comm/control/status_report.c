@@ -34,7 +34,7 @@ void pd_status_report(pd_link *link) {
     if (!pid || pd_malloc(TEXT_BYTES, "flight record", &text)) return;
     int fd = listener_of(pid);
     if (fd < 0) {
-        n = (size_t)snprintf(text, TEXT_BYTES, "pydist: flight record, on SIGUSR1: ");
+        n = (size_t)snprintf(text, TEXT_BYTES, "pydist: flight record, as SIGUSR1 asked for: ");
     } else {
         pd_link_here(link, place, sizeof place);
         n = (size_t)snprintf(text, TEXT_BYTES, "rank %d of %d\non %d\n%s\n", link->rank, link->world,

@@ -4,7 +4,7 @@
 
        rank 1 of 4
        on 2                                       its wait is for this rank; -1: it waits for nobody, or for anybody
-       it waits since 3.1 s for rank 2 in all_reduce(float32[4], SUM) at train.py:31 (#5)
+       it has been waiting 3.1 s for rank 2 in all_reduce(float32[4], SUM) at train.py:31 (#5)
 
    The link's own thread does it, without the host's lock, so a rank that hangs answers, too. */
 #ifndef PD_COMM_STATUS_REPORT_H

@@ -42,8 +42,8 @@ static void serve_waiters(pd_control_server *s, const char *key, size_t key_byte
         bool ready = false;
         pd_status status = PD_OK;
         if (!key && w->deadline <= now) {
-            status = pd_fail(PD_E_TIMEOUT, "store: waited %.1f s for key '%.*s'", (double)w->call.timeout_ns * 1e-9,
-                             (int)w->call.key_bytes, w->key);
+            status = pd_fail(PD_E_TIMEOUT, "store: waited %.1f s for key '%.*s' (expected a rank to set it)",
+                             (double)w->call.timeout_ns * 1e-9, (int)w->call.key_bytes, w->key);
         } else if (key && w->call.key_bytes == key_bytes && !memcmp(w->key, key, key_bytes)) {
             status = pd_kv_run(&s->kv, &w->call, &r, &ready);
         }
@@ -58,8 +58,11 @@ static void serve_waiters(pd_control_server *s, const char *key, size_t key_byte
 
 static pd_status wait_for(pd_control_server *s, pd_conn *c, const pd_store_call *call, uint32_t id, int64_t now) {
     pd_waiter *w;
-    if (call->timeout_ns <= 0) return pd_fail(PD_E_TIMEOUT, "store: no key '%.*s'", (int)call->key_bytes, call->key);
-    if (c->waiters >= WAITERS) return pd_fail(PD_E_RUNTIME, "store: more than %d waits of one rank", WAITERS);
+    if (call->timeout_ns <= 0)
+        return pd_fail(PD_E_TIMEOUT, "store: key '%.*s' is not set (expected a rank to set it first)",
+                       (int)call->key_bytes, call->key);
+    if (c->waiters >= WAITERS)
+        return pd_fail(PD_E_RUNTIME, "store: a rank has too many waits at once (expected at most %d)", WAITERS);
     PD_TRY(pd_malloc(sizeof *w + call->key_bytes, "store", &w));
     *w = (pd_waiter){.next = s->waiters, .who = c, .id = id, .call = *call};
     w->deadline = call->timeout_ns > INT64_MAX - now ? INT64_MAX : now + call->timeout_ns;
@@ -76,11 +79,11 @@ static pd_status wait_for(pd_control_server *s, pd_conn *c, const pd_store_call 
 const char *pd_control_store_call(pd_control_server *s, pd_conn *c, int64_t now) {
     pd_control_call head;
     pd_wire *w = &c->wire;
-    if (w->head.bytes < sizeof head) return "a store call that is too short";
+    if (w->head.bytes < sizeof head) return "it sent a store call that is too short";
     memcpy(&head, w->body, sizeof head);
     if (head.verb >= PD_STORE_VERBS || !head.key_bytes || head.key_bytes > PD_STORE_KEY ||
         head.bytes > PD_STORE_VALUE || w->head.bytes != sizeof head + head.key_bytes + head.bytes)
-        return "a store call whose lengths do not fit";
+        return "it sent a store call with wrong lengths";
     pd_store_call call = {.verb = (pd_store_verb)head.verb, .key = w->body + sizeof head, .key_bytes = head.key_bytes,
                           .bytes = head.bytes, .amount = head.amount, .timeout_ns = head.timeout_ns,
                           .handle = w->handle >= 0 ? w->handle : PD_NO_HANDLE};

@@ -19,7 +19,8 @@ typedef struct envelope {
 static pd_status check(const pd_group *g, const pd_message *m, int n) {
     for (int i = 0; i < n; i++)
         if (m[i].peer < 0 || m[i].peer >= g->size || m[i].peer == g->rank)
-            return pd_fail(PD_E_VALUE, "batch_isend_irecv: rank %d (expected 0 to %d, another than this one, %d)",
+            return pd_fail(PD_E_VALUE,
+                           "batch_isend_irecv: the peer is rank %d (expected 0 to %d, but not this rank, %d)",
                            m[i].peer, g->size - 1, g->rank);
     return PD_OK;
 }

@@ -28,16 +28,19 @@ static void with_reduce(pd_work *w, pd_reduce op, double scale) {
 
 static pd_status with_root(pd_work *w, int root) {
     if (root < 0 || root >= w->group->size)
-        return pd_fail(PD_E_VALUE, "%s: root %d (expected 0 to %d)", pd_collective_names[w->id.coll], root,
+        return pd_fail(PD_E_VALUE, "%s: root is %d (expected 0 to %d)", pd_collective_names[w->id.coll], root,
                        w->group->size - 1);
     w->id.root = w->job.root = root;
     return PD_OK;
 }
 
 static pd_status check_data(const char *op, int64_t count, pd_dtype dtype) {
-    if (dtype < 0 || dtype >= PD_DTYPE_COUNT) return pd_fail(PD_E_VALUE, "%s: no such dtype: %d", op, (int)dtype);
+    if (dtype < 0 || dtype >= PD_DTYPE_COUNT)
+        return pd_fail(PD_E_VALUE, "%s: the dtype is unknown: got number %d (expected the number of a dtype)", op,
+                       (int)dtype);
     if (count < 0 || count > INT64_MAX / PD_RANKS_MAX / 1024)
-        return pd_fail(PD_E_VALUE, "%s: %lld elements", op, (long long)count);
+        return pd_fail(PD_E_VALUE, "%s: got %lld elements (expected at least 0 and less than 2^41)", op,
+                       (long long)count);
     return PD_OK;
 }
 
@@ -121,7 +124,7 @@ static pd_status check_parts(const pd_group *g, const char *op, const char *name
         sum += parts[r].count; /* cannot overflow, even with the largest number of ranks */
     }
     if (sum <= INT64_MAX / PD_RANKS_MAX / 1024) return PD_OK;
-    return pd_fail(PD_E_VALUE, "%s: %s has %lld elements in all", op, name, (long long)sum);
+    return pd_fail(PD_E_VALUE, "%s: %s has %lld elements in all (expected less than 2^41)", op, name, (long long)sum);
 }
 
 /* Allocates the work's table: the parts that it gives, then those that it takes. */
@@ -154,7 +157,7 @@ pd_status pd_group_all_to_all_parts(pd_group *g, const pd_part *in, const pd_par
     PD_TRY(check_parts(g, "all_to_all", "input", in, dtype));
     PD_TRY(check_parts(g, "all_to_all", "output", out, dtype));
     if (g->size == 1 && in->count != out->count)
-        return pd_fail(PD_E_VALUE, "all_to_all: input has %lld elements, output %lld (expected the same)",
+        return pd_fail(PD_E_VALUE, "all_to_all: input has %lld elements, output %lld (expected the same number)",
                        (long long)in->count, (long long)out->count);
     with_device(&w);
     PD_TRY(new_table(&w));
@@ -209,9 +212,9 @@ static pd_status message(pd_work *w, int peer, int tag, pd_work **out) {
     const pd_group *g = w->group;
     const char *name = pd_collective_names[w->id.coll];
     if (peer < -(w->id.coll == PD_COLL_RECV) || peer >= g->size)
-        return pd_fail(PD_E_VALUE, "%s: rank %d (expected 0 to %d)", name, peer, g->size - 1);
+        return pd_fail(PD_E_VALUE, "%s: the peer is rank %d (expected 0 to %d)", name, peer, g->size - 1);
     if (peer == g->rank || g->size == 1)
-        return pd_fail(PD_E_VALUE, "%s: rank %d is this rank itself (expected another)", name,
+        return pd_fail(PD_E_VALUE, "%s: the peer is rank %d, this rank itself (expected another rank)", name,
                        pd_group_name(g, g->rank));
     w->peer = peer;
     w->tag = tag;

@@ -42,7 +42,7 @@ size_t pd_group_report(pd_listener *l, int rows, int64_t *since, int *on, char *
         char who[40] = "any rank", call[400];
         if (*on >= 0) snprintf(who, sizeof who, "rank %d", *on);
         pd_flight_call(f, g->hooks, seq, call, sizeof call);
-        int n = snprintf(text, size, "waits since %.1f s for %s in %s", seconds, who, call);
+        int n = snprintf(text, size, "has been waiting %.1f s for %s in %s", seconds, who, call);
         return n < 0 ? 0 : (size_t)n < size ? (size_t)n : size - 1;
     }
     if (!rows) {
@@ -150,7 +150,7 @@ static bool pair_text(const pd_group *g, const tables *t, char *text, size_t siz
         for (int d = 0; d < t->ranks; d++) {
             int64_t gives = t->sizes[2 * s * t->size + d], takes = t->sizes[(2 * d + 1) * t->size + s];
             if (gives < 0 || takes < 0 || gives == takes) continue;
-            snprintf(text, size, "rank %d has %lld elements for rank %d, which expects %lld of it",
+            snprintf(text, size, "rank %d has %lld elements for rank %d, but that rank expects %lld",
                      pd_group_name(g, s), (long long)gives, pd_group_name(g, d), (long long)takes);
             return true;
         }
@@ -185,7 +185,7 @@ static bool lines_are_equal(const pd_group *g, const pd_work *w) {
 static size_t head_text(const pd_group *g, const pd_work *w, const tables *t, char *text, size_t size) {
     char what[160] = "ranks called different collectives";
     if (lines_are_equal(g, w) && !pair_text(g, t, what, sizeof what))
-        snprintf(what, sizeof what, "ranks have other sizes for each other than they expect");
+        snprintf(what, sizeof what, "the sizes that ranks send differ from the sizes that their receivers expect");
     return (size_t)snprintf(text, size, "%s: %s (#%u):", pd_collective_names[w->id.coll], what, w->seq);
 }
 
@@ -243,8 +243,8 @@ pd_status pd_group_fail(pd_group *g, bool tell) {
     g->error = e;
     if (e.kind == PD_E_PYTHON || e.kind == PD_E_INTERRUPT) { /* an exception is raised only once */
         g->error.kind = PD_E_DIST;
-        snprintf(g->error.text, sizeof g->error.text, "the group ended when a collective was interrupted on rank %d",
-                 pd_group_name(g, g->rank));
+        snprintf(g->error.text, sizeof g->error.text,
+                 "the group ended, because a collective was interrupted on rank %d", pd_group_name(g, g->rank));
     }
     atomic_store(&g->failed, true);
     pd_p2p_end(g);

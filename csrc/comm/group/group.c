@@ -227,16 +227,20 @@ static pd_status seat(pd_group *g, const pd_group_options *o) {
     const int *ranks = o->ranks, size = o->size;
     g->rank = rank_in(link, o);
     if (size < 1 || size > link->world)
-        return pd_fail(PD_E_VALUE, "new_group: %d ranks (expected 1 to %d)", size, link->world);
+        return pd_fail(PD_E_VALUE, "new_group: got %d ranks (expected 1 to %d)", size, link->world);
     PD_TRY(pd_malloc((size_t)size * sizeof *ranks, "group", &g->ranks));
     for (int i = 0; i < size; i++) {
         if (ranks[i] < 0 || ranks[i] >= link->world)
-            return pd_fail(PD_E_VALUE, "new_group: rank %d (expected 0 to %d)", ranks[i], link->world - 1);
+            return pd_fail(PD_E_VALUE, "new_group: ranks contains %d (expected 0 to %d)", ranks[i], link->world - 1);
         for (int j = 0; j < i; j++)
-            if (ranks[j] == ranks[i]) return pd_fail(PD_E_VALUE, "new_group: rank %d is given twice", ranks[i]);
+            if (ranks[j] == ranks[i])
+                return pd_fail(PD_E_VALUE, "new_group: ranks contains %d twice (expected each rank once)", ranks[i]);
         g->ranks[i] = ranks[i];
     }
-    if (g->rank < 0) return pd_fail(PD_E_VALUE, "new_group: rank %d is not one of the group's", link->rank);
+    if (g->rank < 0)
+        return pd_fail(PD_E_VALUE,
+                       "new_group: ranks does not contain this rank, %d (expected the calling rank among them)",
+                       link->rank);
     g->size = size;
     return PD_OK;
 }
@@ -337,7 +341,7 @@ pd_status pd_group_destroy(pd_group *g) {
     PD_TRY(pd_group_enter(g));
     bool first = !atomic_exchange(&g->destroyed, true);
     if (first && g->first) {
-        (void)pd_fail(PD_E_DIST, "the group was destroyed before this collective was done");
+        (void)pd_fail(PD_E_DIST, "the group was destroyed before this collective was done (expected wait() first)");
         pd_group_fail(g, false);
     }
     if (first && g->size > 1) {
@@ -370,8 +374,10 @@ const char *pd_group_transport(const pd_group *g) {
 
 pd_status pd_group_check(pd_group *g) {
     if (pd_forked_since(g->forks))
-        return pd_fail(PD_E_DIST, "comm: this process was forked from rank %d: a forked child has no groups; start "
-                                  "workers with spawn, or initialise in the child", pd_group_name(g, g->rank));
+        return pd_fail(PD_E_DIST,
+                       "comm: this process was forked from rank %d, and a forked child has no groups (expected workers "
+                       "started with spawn, or init in the child)",
+                       pd_group_name(g, g->rank));
     if (atomic_load(&g->failed)) return pd_error_restore(&g->error);
     if (atomic_load(&g->destroyed))
         return pd_fail(PD_E_DIST, "comm: the group was destroyed on rank %d", pd_group_name(g, g->rank));

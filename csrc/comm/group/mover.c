@@ -3,7 +3,8 @@
 
 pd_status pd_mover_check(const pd_group *g, const char *op) {
     if (g->mover) return PD_OK;
-    return pd_fail(PD_E_VALUE, "%s: tensors on %s (expected the CPU: nobody in this group moves a GPU's)", op,
+    return pd_fail(PD_E_VALUE,
+                   "%s: the tensors are on %s (expected the CPU: this group has no NCCL for tensors on a GPU)", op,
                    pd_device_here->name);
 }
 

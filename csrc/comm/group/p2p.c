@@ -119,7 +119,8 @@ void pd_p2p_end(pd_group *g) {
 }
 
 void pd_p2p_close(pd_group *g) {
-    (void)pd_fail(PD_E_DIST, "the group was destroyed before this message had gone or come");
+    (void)pd_fail(PD_E_DIST,
+                  "the group was destroyed before this message was sent or received (expected wait() first)");
     pthread_mutex_lock(&g->p2p->lock);
     if (!g->p2p->error.kind) pd_error_save(&g->p2p->error);
     pthread_mutex_unlock(&g->p2p->lock);
@@ -206,7 +207,7 @@ static pd_status check(pd_group *g, pd_work *w, int r, const pd_envelope *l) {
     char sent[200];
     pd_work_text(g, w, call, sizeof call);
     pd_identity_text(&id, sent, sizeof sent);
-    return pd_fail(PD_E_MISMATCH, "%s on rank %d does not fit the message: rank %d called %s", call,
+    return pd_fail(PD_E_MISMATCH, "%s on rank %d does not match the message: rank %d called %s", call,
                    pd_group_name(g, g->rank), pd_group_name(g, r), sent);
 }
 
@@ -235,7 +236,8 @@ static pd_status open_envelope(pd_group *g, int r, bool *stays) {
     pd_p2p_peer *b = &g->p2p->peers[r];
     *stays = false;
     if (b->in.dtype >= PD_DTYPE_COUNT || b->in.count < 0 || b->in.count > INT64_MAX / 16)
-        return pd_fail(PD_E_DIST, "recv: garbage from rank %d", pd_group_name(g, r));
+        return pd_fail(PD_E_DIST, "recv: the message from rank %d is damaged (expected a valid header)",
+                       pd_group_name(g, r));
     pd_work *w = take_receive(g->p2p, r, &b->in);
     if (w) {
         pd_status status = check(g, w, r, &b->in);

@@ -83,8 +83,8 @@ static pd_status take_from(pd_group *g, pd_work *w, int r) {
     char call[400];
     PD_TRY(pd_group_heard(g, w)); /* this error explains more */
     pd_work_text(g, w, call, sizeof call);
-    pd_status status = pd_fail(PD_E_PEER, "%s: the memory of rank %d cannot be read any more", call,
-                               pd_group_name(g, r));
+    pd_status status =
+        pd_fail(PD_E_PEER, "%s: this rank can no longer read the memory of rank %d", call, pd_group_name(g, r));
     pd_error_set_rank(pd_group_name(g, r));
     return status;
 }

@@ -15,7 +15,9 @@ pd_status pd_group_enter(pd_group *g) {
     pd_status status = PD_OK;
     if (pthread_mutex_trylock(&g->lock)) {
         if (atomic_load(&g->owner) == self())
-            return pd_fail(PD_E_RUNTIME, "comm: called from a signal handler while this thread waits in this group");
+            return pd_fail(PD_E_RUNTIME,
+                           "comm: a signal handler called a group in which this thread is waiting (expected the call "
+                           "after the wait)");
         void *token = pd_host_release();
         for (;;) {
             if (pd_os_lock(&g->lock, PD_SLICE_NS)) break;

@@ -96,7 +96,7 @@ static pd_status fetch(pd_group *g, uint32_t id, int rank, int64_t deadline, pd_
     pd_status status = g->link->ops->call(g->link, &call, reply);
     if (status == PD_E_TIMEOUT && warns) {
         missing(g, id, rank, who, sizeof who);
-        pd_log(PD_LOG_WARN, "rank %d: has waited %.0f s for rank%s %s to join group %u", pd_group_name(g, g->rank),
+        pd_log(PD_LOG_WARN, "rank %d has waited %.0f s for rank%s %s to join group %u", pd_group_name(g, g->rank),
                (double)g->warn_ns * 1e-9, strchr(who, ',') ? "s" : "", who, g->epoch);
         call.timeout_ns = left - g->warn_ns;
         status = g->link->ops->call(g->link, &call, reply);
@@ -119,7 +119,9 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_
         status = pd_fail(PD_E_DIST, "init: rank %d failed: %.*s", pd_group_name(g, rank), (int)(reply.bytes - sizeof r),
                          (char *)reply.data + sizeof r);
     else if (r.setting != setting_of(g) || r.bytes != bytes)
-        status = pd_fail(PD_E_DIST, "init: rank %d runs with other settings than rank %d (order, PYDIST_ALGO, slot)",
+        status = pd_fail(PD_E_DIST,
+                         "init: the settings of rank %d differ from those of rank %d (expected the same order, "
+                         "PYDIST_ALGO and slot)",
                          pd_group_name(g, rank), pd_group_name(g, g->rank));
     else if (r.host != g->link->host)
         placement->apart = true;
@@ -128,7 +130,9 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_
         if (!id && g->transport->open) (void)g->transport->open(&r.spot, bytes, part);
     }
     else if (reply.handle == PD_NO_HANDLE)
-        status = pd_fail(PD_E_DIST, "init: rank %d published no memory", pd_group_name(g, rank));
+        status = pd_fail(PD_E_DIST,
+                         "init: rank %d shares no memory with the ranks of its host (expected a handle in the store)",
+                         pd_group_name(g, rank));
     else {
         status = g->transport->attach(reply.handle, bytes, part);
         reply.handle = PD_NO_HANDLE;
@@ -180,7 +184,7 @@ static pd_status agree(pd_group *g, size_t bytes, pd_status own, const int32_t *
     if (own) return own;
     for (int r = 0; r < g->size; r++)
         if (all[r])
-            return pd_fail((pd_status)all[r], "segment: rank %d could not make its %zu bytes", pd_group_name(g, r),
+            return pd_fail((pd_status)all[r], "segment: rank %d could not allocate its %zu bytes", pd_group_name(g, r),
                            bytes);
     return PD_OK;
 }
@@ -214,7 +218,7 @@ pd_status pd_group_segment_new(pd_group *g, size_t bytes, pd_segment **out) {
     int32_t *all = NULL;
     pd_status status = PD_OK;
     PD_TRY(pd_group_check(g));
-    if (bytes > (size_t)1 << 52) return pd_fail(PD_E_VALUE, "segment: %zu bytes", bytes);
+    if (bytes > (size_t)1 << 52) return pd_fail(PD_E_VALUE, "segment: bytes is %zu (expected at most 2^52)", bytes);
     /* If one of these two fails, the group is ended, since the others would wait for us. */
     status = pd_calloc(sizeof *s + (size_t)g->size * sizeof *s->parts, "segment", &s);
     PD_THEN(pd_calloc((size_t)g->size * sizeof *all, "segment", &all));

@@ -28,8 +28,8 @@ struct pd_hub {
 pd_status pd_hub_new(int world, int hosts, pd_hub **out) {
     pd_hub *h;
     if (world < 1 || world > PD_RANKS_MAX)
-        return pd_fail(PD_E_VALUE, "hub: a world of %d ranks (expected 1 to %d)", world, PD_RANKS_MAX);
-    if (hosts < 1) return pd_fail(PD_E_VALUE, "hub: %d hosts", hosts);
+        return pd_fail(PD_E_VALUE, "hub: world is %d (expected 1 to %d)", world, PD_RANKS_MAX);
+    if (hosts < 1) return pd_fail(PD_E_VALUE, "hub: hosts is %d (expected at least 1)", hosts);
     PD_TRY(pd_calloc(sizeof *h + (size_t)world * sizeof *h->ranks, "hub", &h));
     atomic_init(&h->refs, 1);
     h->world = world;
@@ -90,12 +90,12 @@ static pd_status await(pd_hub *h, pd_link *link, const pd_store_call *call, pd_s
         PD_TRY(pd_kv_run(&h->kv, call, reply, &ready));
         if (ready) return PD_OK;
         if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire))
-            return pd_fail(PD_E_DIST, "store: given up");
+            return pd_fail(PD_E_DIST, "store: the wait was cancelled, because the group failed or was destroyed");
         if (!call->stop) PD_TRY(pd_link_gone(link));
         int64_t left = deadline - pd_os_now();
         if (left <= 0)
-            return pd_fail(PD_E_TIMEOUT, "store: waited %.1f s for key '%.*s'", (double)call->timeout_ns * 1e-9,
-                           (int)call->key_bytes, call->key);
+            return pd_fail(PD_E_TIMEOUT, "store: waited %.1f s for key '%.*s' (expected a rank to set it)",
+                           (double)call->timeout_ns * 1e-9, (int)call->key_bytes, call->key);
         if (pd_os_cond_wait(&h->change, &h->lock, left < PD_SLICE_NS ? left : PD_SLICE_NS)) continue;
         pthread_mutex_unlock(&h->lock);
         pd_status status = pd_hooks_interrupt(link->hooks);
@@ -142,7 +142,8 @@ static const pd_link_ops ops = {
 pd_status pd_hub_join(pd_hub *hub, int rank, const pd_hooks *hooks, pd_link **out) {
     seat *s;
     if (rank < 0 || rank >= hub->world)
-        return pd_fail(PD_E_VALUE, "hub: rank %d is not one of the %d ranks", rank, hub->world);
+        return pd_fail(PD_E_VALUE, "hub: rank %d does not exist in a world of %d (expected a smaller rank, at least 0)",
+                       rank, hub->world);
     PD_TRY(pd_calloc(sizeof *s, "hub seat", &s));
     pd_link_init(&s->link, &ops, rank, hub->world, hooks);
     s->link.host = (uint64_t)(rank * hub->hosts / hub->world);
@@ -160,7 +161,7 @@ pd_status pd_hub_join(pd_hub *hub, int rank, const pd_hooks *hooks, pd_link **ou
     if (taken) {
         pd_link_fini(&s->link);
         pd_free(s);
-        return pd_fail(PD_E_DIST, "hub: rank %d is here already, or was", rank);
+        return pd_fail(PD_E_DIST, "hub: rank %d has already joined (expected each rank once)", rank);
     }
     atomic_fetch_add_explicit(&hub->refs, 1, memory_order_relaxed);
     *out = &s->link;

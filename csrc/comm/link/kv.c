@@ -80,7 +80,8 @@ static pd_status put(pd_kv *kv, pd_kv_entry **at, const pd_store_call *call, uin
         e = made;
     }
     if (call->handle != PD_NO_HANDLE && (handle = kv->handle_dup(call->handle)) == PD_NO_HANDLE)
-        PD_TRY_TO(fail, pd_fail(PD_E_OS, "store: cannot keep another handle: the process has too many open files"));
+        PD_TRY_TO(fail,
+                  pd_fail(PD_E_OS, "store: cannot keep another file descriptor: the process has too many open files"));
     if (made) {
         *at = made;
         kv->count++;
@@ -105,7 +106,9 @@ static pd_status add(pd_kv *kv, pd_kv_entry **at, const pd_store_call *call, uin
         size_t n = (*at)->bytes < sizeof text ? (*at)->bytes : sizeof text - 1;
         memcpy(text, (*at)->data, n);
         value = strtoll(text, &end, 10);
-        if (!n || *end) return pd_fail(PD_E_VALUE, "store.add: the value of this key is not a number: '%s'", text);
+        if (!n || *end)
+            return pd_fail(PD_E_VALUE, "store.add: the key's value is not a number: got '%s' (expected decimal digits)",
+                           text);
     }
     *sum = (int64_t)((uint64_t)value + (uint64_t)call->amount);
     int n = snprintf(text, sizeof text, "%lld", (long long)*sum);
@@ -143,10 +146,13 @@ pd_status pd_kv_run(pd_kv *kv, const pd_store_call *call, pd_store_reply *reply,
         }
         if (e->handle != PD_NO_HANDLE && (r.handle = kv->handle_dup(e->handle)) == PD_NO_HANDLE) {
             pd_free(r.data);
-            return pd_fail(PD_E_OS, "store: cannot pass a handle on: the process has too many open files");
+            return pd_fail(PD_E_OS, "store: cannot pass on a file descriptor: the process has too many open files");
         }
         break;
-    default: return pd_fail(PD_E_VALUE, "store: no such operation: %d", (int)call->verb);
+    default:
+        return pd_fail(PD_E_VALUE,
+                       "store: the operation is unknown: got number %d (expected that of a store operation)",
+                       (int)call->verb);
     }
     if (*ready) *reply = r;
     return PD_OK;

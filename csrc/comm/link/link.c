@@ -40,12 +40,19 @@ void pd_link_close(pd_link *link) {
 
 pd_status pd_link_check(pd_link *link) {
     if (pd_forked_since(link->forks))
-        return pd_fail(PD_E_DIST, "comm: this process was forked from rank %d: a forked child has no groups and no "
-                                  "store; start workers with spawn, or initialise in the child", link->rank);
+        return pd_fail(PD_E_DIST,
+                       "comm: this process was forked from rank %d, and a forked child has no groups and no store "
+                       "(expected workers started with spawn, or init in the child)",
+                       link->rank);
     pthread_mutex_lock(&link->lock);
     bool closed = link->closed;
     pthread_mutex_unlock(&link->lock);
-    return closed ? pd_fail(PD_E_DIST, "comm: rank %d has left: the control connection is closed", link->rank) : PD_OK;
+    return closed
+               ? pd_fail(
+                     PD_E_DIST,
+                     "comm: rank %d has left the job, so its control connection is closed (expected calls before that)",
+                     link->rank)
+               : PD_OK;
 }
 
 void pd_link_raised(pd_link *link, const char *traceback) {
@@ -104,7 +111,7 @@ static pd_weight describe(const pd_link *link, const pd_link_event *n, const cha
         if (link->host_rank < 0)
             snprintf(e->text, sizeof e->text, "rank %d: the launcher is gone (%s)", link->rank, text);
         else
-            snprintf(e->text, sizeof e->text, "rank %d is gone, which hosted the control server (%s)", link->host_rank,
+            snprintf(e->text, sizeof e->text, "rank %d, which hosted the control server, is gone (%s)", link->host_rank,
                      text);
     }
     return weight;

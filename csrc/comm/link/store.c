@@ -11,9 +11,9 @@ static pd_status run(pd_link *link, pd_store_call *call, const char *key, double
     call->handle = PD_NO_HANDLE;
     call->timeout_ns = timeout < 0 ? 0 : timeout > 1e9 ? (int64_t)1e18 : (int64_t)(timeout * 1e9);
     if (!call->key_bytes || call->key_bytes > PD_STORE_KEY)
-        return pd_fail(PD_E_VALUE, "store: a key of %zu bytes (expected 1 to %d)", call->key_bytes, PD_STORE_KEY);
+        return pd_fail(PD_E_VALUE, "store: the key has %zu bytes (expected 1 to %d)", call->key_bytes, PD_STORE_KEY);
     if (call->bytes > PD_STORE_VALUE)
-        return pd_fail(PD_E_VALUE, "store: a value of %zu bytes (expected at most %d)", call->bytes, PD_STORE_VALUE);
+        return pd_fail(PD_E_VALUE, "store: the value has %zu bytes (expected at most %d)", call->bytes, PD_STORE_VALUE);
     PD_TRY(pd_link_check(link));
     return link->ops->call(link, call, reply);
 }

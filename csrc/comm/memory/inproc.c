@@ -31,7 +31,7 @@ static pd_status alloc(size_t bytes, pd_region *out) {
     if (!pd_fault_hit()) p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
         pd_free(b);
-        return pd_fail(PD_E_MEMORY, "segment: tried to allocate %zu bytes", bytes);
+        return pd_fail(PD_E_MEMORY, "segment: out of memory: tried to allocate %zu bytes", bytes);
     }
     atomic_init(&b->refs, 1);
     b->ptr = p;
@@ -44,7 +44,9 @@ static pd_status attach(intptr_t handle, size_t bytes, pd_region *out) {
     block *b = (block *)handle;
     if (b->bytes < bytes) {
         pd_inproc_drop(handle);
-        return pd_fail(PD_E_DIST, "segment: a peer's is smaller than announced (%zu bytes)", bytes);
+        return pd_fail(PD_E_DIST,
+                       "segment: another rank's segment is too small (expected the %zu bytes that it announced)",
+                       bytes);
     }
     *out = (pd_region){.ptr = b->ptr, .bytes = b->bytes, .handle = handle};
     return PD_OK;

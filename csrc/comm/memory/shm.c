@@ -28,7 +28,8 @@ static pd_status attach(intptr_t handle, size_t bytes, pd_region *out) {
     void *ptr = NULL;
     pd_status status = pd_shared_map((int)handle, bytes, &ptr);
     close((int)handle);
-    if (status == PD_E_VALUE) return pd_fail(PD_E_DIST, "a peer's segment: %s", pd_error_get()->text);
+    if (status == PD_E_VALUE)
+        return pd_fail(PD_E_DIST, "segment: cannot attach another rank's segment: %s", pd_error_get()->text);
     if (!status) *out = (pd_region){.ptr = ptr, .bytes = bytes, .handle = -1};
     return status;
 }
@@ -60,7 +61,8 @@ static void seal(pd_region *own) {
 static void privatise(pd_region *own) {
     void *p = mmap(NULL, own->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
-        pd_log(PD_LOG_WARN, "no memory to copy %zu bytes of a failed group: peers may still write to them", own->bytes);
+        pd_log(PD_LOG_WARN, "no memory to copy %zu bytes of a failed group: other ranks may still write to these bytes",
+               own->bytes);
         return;
     }
     memcpy(p, own->ptr, own->bytes);

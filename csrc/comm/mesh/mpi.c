@@ -32,7 +32,8 @@ static pd_status open_library(const char *path) {
     PD_TRY(pd_dl_open(paths, symbols, &handle));
     if (table->version != PD_MPI_VERSION) {
         pd_dl_close(handle);
-        return pd_fail(PD_E_RUNTIME, "mpi: %s is of another version of pydist", path);
+        return pd_fail(PD_E_RUNTIME,
+                       "mpi: %s belongs to another version of pydist (expected to be built with this one)", path);
     }
     if (table->start(&mpi_rank, &mpi_size))
         /* It stays open, since MPI cannot be unloaded. */
@@ -54,7 +55,8 @@ pd_status pd_mpi_open(const char *path, int *rank, int *size) {
 const char *pd_mpi_name(void) { return mpi ? mpi->name() : NULL; }
 
 pd_status pd_mpi_broadcast(void *data, size_t bytes) {
-    if (!mpi) return pd_fail(PD_E_RUNTIME, "mpi: not open");
+    if (!mpi)
+        return pd_fail(PD_E_RUNTIME, "mpi: the library for MPI is not open (expected transport=\"mpi\" to open it)");
     return mpi->broadcast(data, bytes, 0) ? failed("broadcast") : PD_OK;
 }
 
@@ -110,7 +112,8 @@ static int64_t lost(const pd_mesh *base, int r, bool we_wait) { return (void)bas
 static void queue(pd_mesh *base, int r, pd_mesh_frame head, const void *data) {
     mesh *m = (mesh *)base;
     peer *p = &m->peers[r];
-    if (p->queued == PD_MESH_QUEUE) give_up(m, r, "send to", "more is queued than a round of a collective sends");
+    if (p->queued == PD_MESH_QUEUE)
+        give_up(m, r, "send to", "the queue is full: it holds more than a round of a collective sends");
     if (pd_fault_now(PD_FAULT_SEND)) give_up(m, r, "send to", "PYDIST_FAULT");
     if (m->error.kind) return;
     outgoing *o = &p->out[p->queued];
@@ -169,7 +172,8 @@ static void reduce(pd_mesh *base, int64_t count, pd_dtype dtype, pd_reduce op) {
         int ranks[PD_RANKS_MAX];
         for (int r = 0; r < m->size; r++) ranks[r] = name(m, r);
         if (mpi->group(ranks, m->size, m->tag, &m->own)) give_up(m, m->rank, "make a communicator of", mpi->text());
-        else pd_log(PD_LOG_INFO, "rank %d: sums by MPI's own all_reduce", name(m, m->rank));
+        else
+            pd_log(PD_LOG_INFO, "rank %d: all_reduce uses MPI's own", name(m, m->rank));
     }
     if (m->error.kind) return;
     m->reducing = !mpi->all_reduce(&m->own, m->room, (int)count, type_of(dtype), ops[op], &m->reduction);
@@ -249,12 +253,13 @@ static void free_mesh(pd_mesh *base) {
 
 static pd_status make(const pd_mesh_plan *plan, pd_mesh **out) {
     mesh *m;
-    if (!mpi) return pd_fail(PD_E_RUNTIME, "mpi: not open");
+    if (!mpi)
+        return pd_fail(PD_E_RUNTIME, "mpi: the library for MPI is not open (expected transport=\"mpi\" to open it)");
     if (plan->link->rank != mpi_rank || plan->link->world != mpi_size)
-        return pd_fail(PD_E_VALUE, "mpi: this process is rank %d of %d for MPI (expected %d of %d)", mpi_rank, mpi_size,
-                       plan->link->rank, plan->link->world);
+        return pd_fail(PD_E_VALUE, "mpi: MPI says that this process is rank %d of %d (expected %d of %d)", mpi_rank,
+                       mpi_size, plan->link->rank, plan->link->world);
     if (plan->bytes > INT_MAX)
-        return pd_fail(PD_E_VALUE, "mpi: slots of %zu bytes in all (expected less than 2 GiB)", plan->bytes);
+        return pd_fail(PD_E_VALUE, "mpi: the slots have %zu bytes in all (expected less than 2 GiB)", plan->bytes);
     PD_TRY(pd_calloc(sizeof *m + (size_t)plan->size * sizeof *m->peers, "mpi", &m));
     pd_status status = pd_malloc(ROOM_BYTES, "mpi", &m->room);
     if (status) {

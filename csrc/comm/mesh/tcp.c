@@ -37,7 +37,7 @@ static void queue(pd_mesh *mesh, int peer, pd_mesh_frame head, const void *data)
     m->missed |= p->deaf;
     if (p->deaf) return;
     if (p->queued == PD_MESH_QUEUE) {
-        fail(m, peer, "send to", "more is queued than a round of a collective sends");
+        fail(m, peer, "send to", "the queue is full: it holds more than a round of a collective sends");
         return;
     }
     m->sending += !p->queued;
@@ -128,7 +128,7 @@ static bool begin_frame(pd_tcp *m, int peer, const pd_mesh_frame *f) {
     pd_tcp_peer *p = &m->peers[peer];
     size_t end = (size_t)f->at + (f->bytes ? f->bytes : sizeof(uint32_t));
     if (f->zero || end > m->bytes || (!f->bytes && f->at % sizeof(uint32_t))) {
-        fail(m, peer, "understand", "garbage on the data connection");
+        fail(m, peer, "read messages of", "the data connection carries data that are not valid");
         return false;
     }
     p->to = m->parts[peer] + f->at;
@@ -232,7 +232,7 @@ static pd_status make(const pd_mesh_plan *plan, pd_mesh **out) {
     pd_status status = PD_OK;
     size_t size = (size_t)plan->size;
     if (plan->bytes > UINT32_MAX)
-        return pd_fail(PD_E_VALUE, "tcp: slots of %zu bytes in all (expected less than 4 GiB)", plan->bytes);
+        return pd_fail(PD_E_VALUE, "tcp: the slots have %zu bytes in all (expected less than 4 GiB)", plan->bytes);
     PD_TRY(pd_calloc(sizeof *m + size * sizeof *m->peers, "tcp", &m));
     m->base.kind = &pd_mesh_tcp;
     m->rank = plan->rank;
@@ -243,7 +243,7 @@ static pd_status make(const pd_mesh_plan *plan, pd_mesh **out) {
     for (size_t r = 0; r < size; r++) m->peers[r].fd = -1;
     m->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     PD_TRY_TO(fail, pd_calloc((size + 1) * sizeof *m->polls, "tcp", &m->polls));
-    if (m->wake < 0) PD_TRY_TO(fail, pd_fail(PD_E_OS, "tcp: no descriptor: %s", strerror(errno)));
+    if (m->wake < 0) PD_TRY_TO(fail, pd_fail(PD_E_OS, "tcp: cannot make an event descriptor: %s", strerror(errno)));
     PD_TRY_TO(fail, pd_tcp_meet(plan, m));
     *out = &m->base;
     return PD_OK;

@@ -59,7 +59,8 @@ static void prove(const pd_link *link, const char *who, const greeting *g, const
 
 static pd_status pause_ok(const meeting *m) {
     PD_TRY(pd_hooks_interrupt(m->plan->link->hooks));
-    if (atomic_load_explicit(m->plan->stop, memory_order_acquire)) return pd_fail(PD_E_DIST, "tcp: given up");
+    if (atomic_load_explicit(m->plan->stop, memory_order_acquire))
+        return pd_fail(PD_E_DIST, "tcp: connecting was cancelled, because the group failed or was destroyed");
     return PD_OK;
 }
 
@@ -176,15 +177,17 @@ static bool hear_guest(meeting *m, int i) {
     if (n > 0 && g->got < sizeof g->greeting) return true;
     const greeting *h = &g->greeting;
     const char *why = NULL;
-    if (n <= 0) why = "closed without a greeting";
+    if (n <= 0)
+        why = "it closed the connection without a greeting";
     else if (prove(m->plan->link, "dial", h, g->nonce, mac), !pd_auth_same(mac, h->proof, sizeof mac))
-        why = "garbage, or the token of another job";
+        why = "its greeting is not valid, or has the token of another job";
     else if (h->magic != MAGIC || h->epoch != m->plan->epoch || h->to != m->mesh->rank || h->from <= m->mesh->rank ||
              h->from >= m->mesh->size || m->mesh->peers[h->from].fd >= 0)
-        why = "a rank of another group, or one that is here already";
+        why = "it is a rank of another group, or a rank that is already connected";
     if (!why) {
         prove(m->plan->link, "listen", h, g->nonce, mac);
-        if (send(g->fd, mac, sizeof mac, MSG_NOSIGNAL) != (ssize_t)sizeof mac) why = "closed during the greeting";
+        if (send(g->fd, mac, sizeof mac, MSG_NOSIGNAL) != (ssize_t)sizeof mac)
+            why = "it closed the connection during the greeting";
         else settle(m, h->from, g->fd);
     }
     end_guest(m, i, why);
@@ -207,7 +210,8 @@ static pd_status let_all_in(meeting *m) {
         int64_t now = pd_os_now();
         for (int i = m->guests; i-- > 0;) { /* from the end: a guest that goes is replaced by the last */
             if (ready > 0 && polls[i + 1].revents && !hear_guest(m, i)) continue;
-            if (m->guest[i].deadline - (full ? GREET_NS - PRESSED_NS : 0) < now) end_guest(m, i, "it said nothing");
+            if (m->guest[i].deadline - (full ? GREET_NS - PRESSED_NS : 0) < now)
+                end_guest(m, i, "it sent no greeting in time");
         }
         if (ready > 0 && polls[0].revents) let_in(m);
         PD_TRY(pause_ok(m));

@@ -30,7 +30,7 @@ static pd_status look(pd_nccl *c, const pd_work *w, int64_t since) {
     if (pd_os_now() - since < g->timeout_ns) return PD_OK;
     char call[400];
     pd_work_text(g, w, call, sizeof call);
-    return pd_fail(PD_E_TIMEOUT, "%s: NCCL has not begun it after %.1f s", call, (double)g->timeout_ns * 1e-9);
+    return pd_fail(PD_E_TIMEOUT, "%s: NCCL has not begun this call after %.1f s", call, (double)g->timeout_ns * 1e-9);
 }
 
 static pd_status settle(pd_nccl *c, const pd_work *w, int result) {
@@ -74,7 +74,7 @@ static pd_status share_id(pd_nccl *c, const pd_work *w, const char *key, pd_nccl
     bool good = r.bytes == sizeof *id;
     if (good) memcpy(id, r.data, sizeof *id);
     pd_free(r.data);
-    return good ? PD_OK : pd_fail(PD_E_DIST, "nccl: an identifier of %zu bytes (expected %zu)", r.bytes, sizeof *id);
+    return good ? PD_OK : pd_fail(PD_E_DIST, "nccl: the unique id has %zu bytes (expected %zu)", r.bytes, sizeof *id);
 }
 
 pd_status pd_nccl_connect(pd_nccl *c, const pd_work *w) {
@@ -136,14 +136,15 @@ pd_status pd_nccl_fits(const pd_work *w) {
     const char *op = pd_collective_names[w->id.coll];
     if (!reduces(w)) return PD_OK;
     if (type_of(j->dtype) < 0)
-        return pd_fail(PD_E_DTYPE, "%s: NCCL has no %s (expected another dtype, or tensors on the CPU)", op,
+        return pd_fail(PD_E_DTYPE, "%s: NCCL does not support %s (expected another dtype, or tensors on the CPU)", op,
                        pd_dtype_name(j->dtype));
     int operation = operation_of(j->dtype, j->reduce);
     if (operation < 0)
-        return pd_fail(PD_E_DTYPE, "%s: NCCL has no %s of %s (expected another operation, or tensors on the CPU)", op,
+        return pd_fail(PD_E_DTYPE,
+                       "%s: NCCL does not support reduce op %s of %s (expected another op, or tensors on the CPU)", op,
                        pd_reduce_names[j->reduce], pd_dtype_name(j->dtype));
     if (j->scale != 1 && operation != PD_NCCL_SUM)
-        return pd_fail(PD_E_VALUE, "%s: a scale of %g with %s on %s (expected SUM or AVG)", op, j->scale,
+        return pd_fail(PD_E_VALUE, "%s: scale is %g with reduce op %s on %s (expected SUM or AVG)", op, j->scale,
                        pd_reduce_names[j->reduce], w->device->name);
     return PD_OK;
 }

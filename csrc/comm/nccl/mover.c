@@ -151,8 +151,8 @@ static pd_status prepare(pd_nccl *c, pd_work *w) {
     const char *op = pd_collective_names[w->id.coll];
     pd_mark *ready;
     if (c->device != w->device)
-        return pd_fail(PD_E_VALUE, "%s: tensors on %s (expected %s, as in this rank's earlier calls)", op,
-                       w->device->name, c->device->name);
+        return pd_fail(PD_E_VALUE, "%s: the tensors are on %s (expected %s, like those of this rank's earlier calls)",
+                       op, w->device->name, c->device->name);
     PD_TRY(pd_nccl_on_device(c));
     w->stream = pd_cuda_stream(w->device);
     w->captured = pd_cuda_capturing(w->device);
@@ -318,7 +318,8 @@ static pd_status wait(const pd_work *w, double seconds) {
     }
     pd_host_acquire(token);
     if (status || done) return status;
-    return pd_fail(PD_E_TIMEOUT, "wait: the collective is not done after %g s", seconds);
+    return pd_fail(PD_E_TIMEOUT, "wait: the collective is not done after %g s (expected it to end within the timeout)",
+                   seconds);
 }
 
 static void release(pd_work *w) {

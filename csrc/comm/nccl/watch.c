@@ -26,7 +26,7 @@ pd_status pd_nccl_explain(pd_nccl *c, const pd_work *w, int result) {
     pthread_mutex_lock(&c->use);
     pd_status status = pd_nccl_result(call, result, c->comm);
     pthread_mutex_unlock(&c->use);
-    return status ? status : pd_fail(PD_E_DIST, "%s: NCCL: in progress, without an end", call);
+    return status ? status : pd_fail(PD_E_DIST, "%s: NCCL's call does not end: NCCL says that it is in progress", call);
 }
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
@@ -79,10 +79,11 @@ static void close_comm(pd_nccl *c, bool gently) {
     bool ended = c->ended;
     pthread_mutex_unlock(&c->lock);
     if (!ended)
-        pd_log(PD_LOG_WARN, "rank %d: NCCL has not %s the communicator of group %u within %g s%s: it is left as it is; "
-                            "what waits for it on %s may never end", pd_group_name(g, g->rank),
-               gently ? "ended" : "aborted", g->epoch, seconds,
-               c->captured ? " (CUDA graphs hold its collectives: reset() them before)" : "", c->device->name);
+        pd_log(PD_LOG_WARN,
+               "rank %d: NCCL has not %s the communicator of group %u within %g s%s: pydist leaves the communicator as "
+               "it is, and work that waits for it on %s may never end",
+               pd_group_name(g, g->rank), gently ? "ended" : "aborted", g->epoch, seconds,
+               c->captured ? " (CUDA graphs hold its collectives: call their reset() first)" : "", c->device->name);
 }
 
 void pd_nccl_fail(pd_nccl *c) {
@@ -93,7 +94,7 @@ void pd_nccl_fail(pd_nccl *c) {
         c->error = e;
         if (e.kind == PD_E_PYTHON || e.kind == PD_E_INTERRUPT) { /* an exception is raised only once */
             c->error.kind = PD_E_DIST;
-            snprintf(c->error.text, sizeof c->error.text, "the group ended when a collective was interrupted");
+            snprintf(c->error.text, sizeof c->error.text, "the group ended, because a collective was interrupted");
         }
         atomic_store(&c->failed, true);
     }
@@ -140,8 +141,8 @@ static pd_status look(pd_nccl *c, pd_launch *l, bool *done) {
     }
     pd_work_text(g, &w, call, sizeof call);
     if (error) return pd_cuda_result(call, error);
-    return pd_fail(PD_E_TIMEOUT, "%s: not done on %s %.1f s after all ranks began it", call, c->device->name,
-                   (double)g->timeout_ns * 1e-9);
+    return pd_fail(PD_E_TIMEOUT, "%s: the call is not done on %s %.1f s after all ranks began it", call,
+                   c->device->name, (double)g->timeout_ns * 1e-9);
 }
 
 /* Fails the group, and tells the other ranks unless they or the control plane have told us. */
@@ -218,7 +219,7 @@ void pd_nccl_finish(pd_nccl *c, bool gently) {
     pthread_mutex_unlock(&c->lock);
     if (c->watched) pd_os_thread_join(c->watcher);
     if (c->first) {
-        (void)pd_fail(PD_E_DIST, "the group was destroyed before this collective was done");
+        (void)pd_fail(PD_E_DIST, "the group was destroyed before this collective was done (expected wait() first)");
         pd_nccl_fail(c);
     }
     while (end_first(c, PD_LAUNCH_FAILED)) {}

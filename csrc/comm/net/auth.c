@@ -27,7 +27,7 @@ pd_status pd_auth_resolve(const char *address, struct addrinfo **out) {
     }
     if (!n || n >= sizeof host || !colon[1] || strspn(colon + 1, "0123456789") != strlen(colon + 1) ||
         strlen(colon + 1) > 5 || atoi(colon + 1) > 65535)
-        return pd_fail(PD_E_VALUE, "control: '%s' is no address (expected @name or host:port)", address);
+        return pd_fail(PD_E_VALUE, "control: '%s' is not an address (expected @name or host:port)", address);
     memcpy(host, begin, n);
     host[n] = 0;
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};

@@ -44,7 +44,7 @@ pd_status pd_dial_faces(pd_face *faces, int *count) {
     char there[200] = "";
     size_t n = 0;
     *count = 0;
-    if (getifaddrs(&all)) return pd_fail(PD_E_OS, "control: cannot list the interfaces: %s", strerror(errno));
+    if (getifaddrs(&all)) return pd_fail(PD_E_OS, "control: cannot list the network interfaces: %s", strerror(errno));
     for (const struct ifaddrs *i = all; i; i = i->ifa_next) {
         if (!is_face(i)) continue;
         if (n < sizeof there) n += (size_t)snprintf(there + n, sizeof there - n, "%s%s", n ? ", " : "", i->ifa_name);
@@ -57,7 +57,7 @@ pd_status pd_dial_faces(pd_face *faces, int *count) {
     }
     freeifaddrs(all);
     if (*list && !*count)
-        return pd_fail(PD_E_VALUE, "control: %s=%s leaves no interface (expected some of: %s)", variable, list,
+        return pd_fail(PD_E_VALUE, "control: %s=%s matches no network interface (expected some of: %s)", variable, list,
                        n ? there : "none is up");
     return PD_OK;
 }
@@ -142,9 +142,10 @@ static void describe(pd_race *r, const pd_try *t) {
         pd_auth_text((const struct sockaddr *)&r->faces[f].address, sizeof(struct sockaddr_in6), text, sizeof text);
         if (!strncmp(text, from, strlen(from)) && text[strlen(from)] == ':') name = r->faces[f].name;
     }
-    char why[120] = "the way that this host's routes say";
+    char why[120] = "as this host's routing table says";
     if (*list && t->face >= 0) snprintf(why, sizeof why, "named by %s", variable);
-    else if (t->face >= 0) strcpy(why, "the way that this host's routes say did not answer");
+    else if (t->face >= 0)
+        strcpy(why, "the interface of this host's routing table did not answer");
     else if (r->count > 1 && t > r->tries) strcpy(why, "the first of several addresses that answered");
     snprintf(r->way, sizeof r->way, "%s from %s (%s): %s", to, from, name, why);
 }
@@ -203,15 +204,16 @@ static pd_status dial_unix(const char *address, int *fd, int *error) {
     struct sockaddr_un name;
     socklen_t n = pd_auth_unix(address, &name);
     int pid, uid;
-    if (!n) return pd_fail(PD_E_VALUE, "control: '%s' is no address (expected @name or host:port)", address);
+    if (!n) return pd_fail(PD_E_VALUE, "control: '%s' is not an address (expected @name or host:port)", address);
     *fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (*fd < 0) return pd_fail(PD_E_OS, "control: no socket: %s", strerror(errno));
+    if (*fd < 0) return pd_fail(PD_E_OS, "control: cannot make a socket: %s", strerror(errno));
     *error = connect(*fd, (struct sockaddr *)&name, n) ? errno : 0; /* connects at once, or EAGAIN: its queue is full */
     if (!*error && pd_auth_same_user(*fd, &pid, &uid)) return PD_OK;
     close(*fd);
     *fd = -1;
     if (*error) return PD_OK;
-    return pd_fail(PD_E_DIST, "control: the server at %s runs under user id %d, not ours", address, uid);
+    return pd_fail(PD_E_DIST, "control: the server at %s runs under user id %d (expected this process's user id)",
+                   address, uid);
 }
 
 /* Tries once to connect. *fd -1: *error says why it failed. */

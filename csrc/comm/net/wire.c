@@ -88,20 +88,24 @@ pd_wire_state pd_wire_read(pd_wire *w) {
         }
         if (w->got < want) {
             ssize_t n = take(w, to, want - w->got);
-            if (n == 0) return end(w, PD_WIRE_CLOSED, w->got ? "closed in the middle of a message" : "closed");
+            if (n == 0)
+                return end(w, PD_WIRE_CLOSED,
+                           w->got ? "the connection was closed in the middle of a message" : "closed");
             if (n < 0) return errno == EAGAIN ? PD_WIRE_MORE : end(w, PD_WIRE_CLOSED, strerror(errno));
             w->got += (size_t)n;
         }
         if (w->got == sizeof w->head && want == sizeof w->head) {
-            if (w->head.magic != PD_WIRE_MAGIC) return end(w, PD_WIRE_BAD, "garbage, or another version of pydist");
-            if (w->head.bytes > w->limit) return end(w, PD_WIRE_BAD, "a message that is too long");
-            if (w->head.handles > w->handles) return end(w, PD_WIRE_BAD, "a descriptor before the handshake");
+            if (w->head.magic != PD_WIRE_MAGIC)
+                return end(w, PD_WIRE_BAD, "the data are not valid, or come from another version of pydist");
+            if (w->head.bytes > w->limit) return end(w, PD_WIRE_BAD, "the message is too long");
+            if (w->head.handles > w->handles)
+                return end(w, PD_WIRE_BAD, "the message brings a file descriptor before the handshake");
             if (pd_grow(&w->body, &w->cap, (size_t)w->head.bytes + 1, 1, "control message"))
                 return end(w, PD_WIRE_BAD, "out of memory");
             want += w->head.bytes;
         }
         if (w->got < want || w->got < sizeof w->head) continue;
-        if (w->head.handles != (w->handle >= 0)) return end(w, PD_WIRE_BAD, "a message whose descriptor is missing");
+        if (w->head.handles != (w->handle >= 0)) return end(w, PD_WIRE_BAD, "the message's file descriptor is missing");
         w->body[w->head.bytes] = 0; /* ends the text, which is last in a payload */
         w->whole = true;
         return PD_WIRE_FRAME;

@@ -93,7 +93,7 @@ static pd_status place_error(const call *c, pd_status status) {
     pd_error_save(&e);
     if (status == PD_E_DIST && !strncmp(e.text, "comm: ", 6)) return pd_fail(status, "%s: %s", c->name, e.text + 6);
     if (!argument || size == 1) return status;
-    return pd_fail(status, "%s; on rank %d of %d", e.text, pd_group_rank(c->self->group), size);
+    return pd_fail(status, "%s, on rank %d of %d", e.text, pd_group_rank(c->self->group), size);
 }
 
 static void drop(call *c) {
