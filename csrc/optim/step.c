@@ -17,7 +17,7 @@ static int64_t parts_of(const pd_tensor *t) {
 /* Fails unless a gradient or state matches its parameter; the order in memory may differ. */
 static pd_status check_like(const char *op, int64_t i, const char *what, const pd_tensor *t, const pd_tensor *p) {
     if (t->storage->device != p->storage->device)
-        return pd_fail(PD_E_RUNTIME, "%s: %s of parameter %" PRId64 " is on %s (expected %s, as the parameter)", op,
+        return pd_fail(PD_E_RUNTIME, "%s: %s of parameter %" PRId64 " is on %s (expected %s, like the parameter)", op,
                        what, i, t->storage->device->name, p->storage->device->name);
     if (pd_tensor_same_shape(t, p) && t->dtype == p->dtype) return PD_OK;
     return pd_fail(PD_E_SHAPE, "%s: %s of parameter %" PRId64 " is %s of shape %s (expected %s of shape %s)", op, what,
@@ -56,9 +56,10 @@ static pd_status take_copy(const char *op, const pd_tensor *dense, bool written,
         return PD_OK;
     }
     if (written && pd_tensor_overlaps_itself(of))
-        return pd_fail(PD_E_VALUE,
-                       "%s: a tensor written, of shape %s, has elements that share memory (expected clone())", op,
-                       pd_tensor_shape(of));
+        return pd_fail(
+            PD_E_VALUE,
+            "%s: a tensor of shape %s, which the step writes, has elements that share memory (expected clone())", op,
+            pd_tensor_shape(of));
     PD_TRY(pd_grow(&c->at, &c->room, c->count + 1, sizeof *c->at, op));
     pd_status status = pd_device_enter(of->storage->device, &was);
     PD_THEN(pd_tensor_new(op, (pd_dtype)of->dtype, of->ndim, of->size, &copy));
@@ -91,7 +92,7 @@ static pd_status lay(const char *op, const pd_tensor *dense, pd_tensor *t, bool 
 
 static pd_status check_number(const char *op, const pd_tensor *t) {
     if (t->dtype == PD_F32 && t->numel == 1 && t->storage->device->kernels) return PD_OK;
-    return pd_fail(PD_E_VALUE, "%s: %s of shape %s on %s (expected one float32 on a GPU)", op,
+    return pd_fail(PD_E_VALUE, "%s: got a number as %s of shape %s on %s (expected one float32 element on a GPU)", op,
                    pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name);
 }
 
@@ -118,28 +119,28 @@ static pd_status number_near(const char *op, int64_t i, const pd_tensor *p, pd_t
 
 static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_segment_step *s, copies *c) {
     pd_tensor *p = l->params[i], *g = p->meta ? p->meta->grad : NULL;
-    if (!g) return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " has no gradient", op, i);
+    if (!g) return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " has no gradient (expected .grad to be set)", op, i);
     if (pd_dtype_category((pd_dtype)p->dtype) < PD_CAT_FLOAT)
         return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s (expected a complex or floating dtype)", op, i,
                        pd_dtype_name((pd_dtype)p->dtype));
     if (p->storage->device != l->params[0]->storage->device)
         return pd_fail(PD_E_RUNTIME,
-                       "%s: parameter %" PRId64 " is on %s, parameter 0 on %s (expected one device a call)", op, i,
+                       "%s: parameter %" PRId64 " is on %s, parameter 0 on %s (expected one device for all)", op, i,
                        p->storage->device->name, l->params[0]->storage->device->name);
     if (p->dtype != l->params[0]->dtype)
-        return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s, parameter 0 %s (expected one dtype a call)", op, i,
-                       pd_dtype_name((pd_dtype)p->dtype), pd_dtype_name((pd_dtype)l->params[0]->dtype));
+        return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s, parameter 0 %s (expected one dtype for all)", op,
+                       i, pd_dtype_name((pd_dtype)p->dtype), pd_dtype_name((pd_dtype)l->params[0]->dtype));
     PD_TRY(check_like(op, i, "the gradient", g, p));
     PD_TRY(pd_storage_before_write(op, p->storage));
     pd_tensor *dense = p;
     if (!is_dense(p)) PD_TRY(take_copy(op, NULL, true, c, &dense));
     *s = (pd_segment_step){.p = pd_tensor_data(dense), .n = parts_of(p), .chance = l->chance};
     PD_TRY(lay(op, dense, g, false, c, &s->g));
-    PD_TRY(number_near(op, i, p, l->skip, "where the scaler found infinities", (void **)(uintptr_t)&s->skip));
-    PD_TRY(number_near(op, i, p, l->lr, "as the learning rate", (void **)(uintptr_t)&s->lr));
-    PD_TRY(number_near(op, i, p, l->step, "as the number of steps", (void **)&s->step));
+    PD_TRY(number_near(op, i, p, l->skip, "like the scaler's found_inf", (void **)(uintptr_t)&s->skip));
+    PD_TRY(number_near(op, i, p, l->lr, "like the learning rate", (void **)(uintptr_t)&s->lr));
+    PD_TRY(number_near(op, i, p, l->step, "like the number of steps", (void **)&s->step));
     for (int k = 0; k < 2; k++)
-        PD_TRY(number_near(op, i, p, l->own[k], "as a number of the step", (void **)&s->own[k]));
+        PD_TRY(number_near(op, i, p, l->own[k], "like the other numbers of the step", (void **)&s->own[k]));
     pd_tensor *const *lists[] = {l->m, l->v, l->w};
     void **to[] = {&s->m, &s->v, &s->w};
     for (int k = 0; k < 3; k++) {
@@ -286,7 +287,7 @@ pd_status pd_sums_of_squares(pd_tensor *const *tensors, int64_t count, pd_tensor
     for (int64_t i = 0; i < count; i++) {
         PD_TRY(check_float(op, i, tensors[i]));
         if (tensors[i]->storage->device != d)
-            return pd_fail(PD_E_RUNTIME, "%s: tensor %" PRId64 " is on %s (expected %s, as tensor 0)", op, i,
+            return pd_fail(PD_E_RUNTIME, "%s: tensor %" PRId64 " is on %s (expected %s, like tensor 0)", op, i,
                            tensors[i]->storage->device->name, d->name);
     }
     pd_status status = pd_device_enter(d, &was);
@@ -323,7 +324,7 @@ pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd
     for (int64_t i = -1; i < count; i++) {
         pd_tensor *t = i < 0 ? found : tensors[i];
         if (t->storage->device != d)
-            return pd_fail(PD_E_RUNTIME, "unscale: tensors on %s and %s (expected one device)", d->name,
+            return pd_fail(PD_E_RUNTIME, "unscale: got tensors on %s and on %s (expected one device)", d->name,
                            t->storage->device->name);
         PD_TRY(pd_check_writable("unscale", t));
         PD_TRY(check_float("unscale", i, t));

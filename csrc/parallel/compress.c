@@ -252,8 +252,8 @@ static pd_status fill_box(compressor *c, box *x, double ratio) {
     for (int p = 0; p < x->npieces; p++) elements += piece(x, p)->numel;
     if (c->kind == PD_COMPRESS_TOPK) {
         if (x->in.numel > INT32_MAX)
-            return pd_fail(PD_E_VALUE, "topk: a bucket of %lld elements (expected at most %d)",
-                           (long long)x->in.numel, INT32_MAX);
+            return pd_fail(PD_E_VALUE, "topk: a bucket has %lld elements (expected at most %d)", (long long)x->in.numel,
+                           INT32_MAX);
         x->k = (int64_t)ceil(ratio * (double)elements);
         x->bytes = (size_t)x->k * (sizeof(int32_t) + sizeof(float));
         PD_TRY(pd_malloc(sizeof *x->size * n, "topk", &x->size));
@@ -268,10 +268,12 @@ static pd_status fill_box(compressor *c, box *x, double ratio) {
 
 pd_status pd_compress_set(pd_reducer *r, pd_compress kind, double ratio) {
     if (kind == PD_COMPRESS_TOPK && !(ratio > 0 && ratio <= 1))
-        return pd_fail(PD_E_VALUE, "topk: ratio is %g (expected over 0 and at most 1)", ratio);
+        return pd_fail(PD_E_VALUE, "topk: ratio is %g (expected more than 0 and at most 1)", ratio);
     const pd_device *device = pd_reducer_device(r);
     if (device->kind != PD_DEVICE_CPU && (kind == PD_COMPRESS_TOPK || kind == PD_COMPRESS_SIGN))
-        return pd_fail(PD_E_NOTIMPL, "register_comm_hook: topk and sign in C are for the CPU (expected others on %s)",
+        return pd_fail(PD_E_NOTIMPL,
+                       "register_comm_hook: the C hooks topk and sign need tensors on the CPU: got %s (expected fp16 "
+                       "or bf16 there)",
                        device->name);
     const pd_layout *l = pd_reducer_layout(r);
     compressor *c;

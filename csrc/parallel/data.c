@@ -83,8 +83,9 @@ static pd_status write_flags(pd_reducer *r) {
     pd_dtype t = flag_type(r);
     if (!on_host(r) && pd_ready_all_came(&r->ready)) return pd_flat_fill(&r->flat, pd_flat_tail(&r->flat), r->n, t, 1);
     if (!on_host(r) && pd_cuda_capturing(r->device))
-        return pd_fail(PD_E_RUNTIME, "DistributedDataParallel: a parameter has no gradient in a backward that a CUDA "
-                                     "graph captures (expected all to have one, on all ranks)");
+        return pd_fail(PD_E_RUNTIME,
+                       "DistributedDataParallel: a parameter has no gradient in a backward that a CUDA graph captures "
+                       "(expected a gradient for every parameter, on all ranks)");
     for (int i = 0; i < r->n; i++) {
         pd_scalar v = pd_number(r->ready.came[i]);
         pd_scalar_store(&v, t, r->flags + (size_t)i * pd_dtype_size(t));
@@ -180,7 +181,8 @@ static void warn_unused(pd_reducer *r) {
     }
     if (!missing) return;
     r->warned = true;
-    pd_log(PD_LOG_WARN, "rank %d: %d of %d parameters got no gradient in this backward and count as zero: %s%s",
+    pd_log(PD_LOG_WARN,
+           "rank %d: %d of %d parameters got no gradient in this backward; their gradients count as zeros: %s%s",
            pd_group_rank(r->group), missing, r->n, names, missing > 8 ? ", ..." : "");
 }
 
@@ -246,8 +248,10 @@ static pd_status on_ready(void *ctx, void *leaf) {
     if (!r->sync) return PD_OK;
     if (!r->running) PD_TRY(begin_backward(r));
     if (r->ready.came[number_of(s)])
-        return pd_fail(PD_E_DIST, "DistributedDataParallel: parameter %s got a gradient twice before the buckets were "
-                                  "reduced", s->piece->name);
+        return pd_fail(PD_E_DIST,
+                       "DistributedDataParallel: parameter %s got a gradient twice before the buckets were reduced "
+                       "(expected one gradient in each backward)",
+                       s->piece->name);
     PD_TRY(into_bucket(s));
     int64_t since = pd_os_now();
     PD_TRY(pd_ready_came(&r->ready, number_of(s)));
@@ -293,7 +297,7 @@ const pd_reducer_times *pd_reducer_get_times(const pd_reducer *r) { return &r->t
 
 pd_status pd_reducer_bucket_at(const pd_reducer *r, int b, pd_reducer_bucket *out) {
     int n = r->sums ? r->layout.nbuckets : 0;
-    if (b < 0 || b >= n) return pd_fail(PD_E_INDEX, "bucket: %d (expected 0 to %d)", b, n - 1);
+    if (b < 0 || b >= n) return pd_fail(PD_E_INDEX, "bucket: b is %d (expected 0 to %d)", b, n - 1);
     const pd_bucket_span *span = &r->layout.buckets[b];
     *out = (pd_reducer_bucket){.data = r->flat.buckets[b].data, .numel = span->numel, .dtype = span->dtype,
                                .storage = r->flat.buckets[b].storage};
@@ -308,7 +312,7 @@ void pd_reducer_drop_hooks(pd_reducer *r) {
 }
 
 pd_status pd_reducer_set_hook(pd_reducer *r, pd_comm_hook hook) {
-    const char *why = r->hook.start ? "there is one already" : r->running ? "a backward is under way" : NULL;
+    const char *why = r->hook.start ? "there is a hook already" : r->running ? "a backward is under way" : NULL;
     if (why) return pd_fail(PD_E_RUNTIME, "register_comm_hook: %s (expected one hook, before the first step)", why);
     r->hook = hook;
     return PD_OK;
@@ -321,7 +325,7 @@ void pd_reducer_set_begin(pd_reducer *r, pd_closure begin) {
 
 pd_status pd_reducer_set_divisor(pd_reducer *r, double divisor) {
     if (!(divisor >= 1 && divisor <= pd_group_size(r->group)))
-        return pd_fail(PD_E_VALUE, "divisor: %g (expected 1 to %d)", divisor, pd_group_size(r->group));
+        return pd_fail(PD_E_VALUE, "divisor: n is %g (expected 1 to %d)", divisor, pd_group_size(r->group));
     r->divisor = divisor;
     return PD_OK;
 }
@@ -347,12 +351,17 @@ static pd_status fill_slots(pd_reducer *r, pd_tensor *const *params, const char 
         pd_tensor_retain(s->param = params[i]);
         const pd_tensor *p = params[i];
         if (p->storage->device != r->device)
-            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is on %s (expected %s, as the first)",
+            return pd_fail(PD_E_VALUE,
+                           "DistributedDataParallel: parameter %s is on %s (expected %s, like the first parameter)",
                            names[i], p->storage->device->name, r->device->name);
         if (!p->requires_grad || (p->meta && p->meta->grad_fn) || !pd_dtype_is_float((pd_dtype)p->dtype))
-            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is of %s and %s (expected a floating "
-                                       "leaf that requires grad)", names[i], pd_dtype_name((pd_dtype)p->dtype),
-                           !p->requires_grad ? "does not require grad" : p->meta->grad_fn ? "no leaf" : "a leaf");
+            return pd_fail(PD_E_VALUE,
+                           "DistributedDataParallel: parameter %s is %s and %s (expected a leaf with a floating dtype "
+                           "that requires grad)",
+                           names[i], pd_dtype_name((pd_dtype)p->dtype),
+                           !p->requires_grad  ? "does not require grad"
+                           : p->meta->grad_fn ? "is not a leaf"
+                                              : "is a leaf");
         if (!pd_shape_is_dense(params[i]->ndim, params[i]->size, params[i]->stride))
             return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is not dense (expected contiguous())",
                            names[i]);
@@ -392,7 +401,10 @@ static pd_status build(pd_reducer *r, const char *const *names, size_t first, si
 pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int n, pd_group *group,
                          size_t first_bytes, size_t cap_bytes, pd_reducer **out) {
     pd_reducer *r;
-    if (n < 1) return pd_fail(PD_E_VALUE, "DistributedDataParallel: no parameters");
+    if (n < 1)
+        return pd_fail(
+            PD_E_VALUE,
+            "DistributedDataParallel: the module has no parameters that require grad (expected at least one)");
     PD_TRY(pd_calloc(sizeof *r, "reducer", &r));
     pd_group_retain(r->group = group);
     r->refs = 1;

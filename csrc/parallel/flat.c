@@ -26,7 +26,7 @@ static void make_registered(pd_flat *f, pd_group *group) {
     if (pd_flat_on_host(f) || !pd_flags_get()->REGISTER) return;
     for (int b = 0; b < f->layout->nbuckets; b++) bytes += (bucket_bytes(f, b) + APART - 1) / APART * APART;
     if (pd_group_memory_new(group, f->device, bytes, &f->registered))
-        pd_log(PD_LOG_WARN, "%s: buckets are not registered: %s", f->who, pd_error_get()->text);
+        pd_log(PD_LOG_WARN, "%s: NCCL has not registered the memory of the buckets: %s", f->who, pd_error_get()->text);
 }
 
 static pd_status make_on_device(pd_flat *f, pd_flat_bucket *own, size_t bytes) {
@@ -95,8 +95,8 @@ pd_status pd_flat_bring_back(const pd_flat *f, const pd_piece *p, const pd_tenso
     pd_storage *own = f->buckets[p->bucket].storage;
     pd_tensor *was;
     if (!pd_tensor_same_shape(t, like))
-        return pd_fail(PD_E_SHAPE, "%s: .grad of parameter %s was given data of shape %s (expected %s)", f->who,
-                       p->name, pd_tensor_shape(t), pd_tensor_shape(like));
+        return pd_fail(PD_E_SHAPE, "%s: .grad of parameter %s has new data of shape %s (expected %s)", f->who, p->name,
+                       pd_tensor_shape(t), pd_tensor_shape(like));
     PD_TRY(pd_tensor_alias(t, false, &was));
     pd_storage_retain(own);
     pd_storage_release(t->storage);

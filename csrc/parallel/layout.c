@@ -18,7 +18,7 @@ static pd_status copy_piece(pd_piece *to, const pd_piece *from) {
     *to = *from;
     to->name = NULL;
     if ((unsigned)from->edges >= PD_EDGES_COUNT)
-        return pd_fail(PD_E_VALUE, "layout: piece %s has edges %d (expected 0 to %d)", from->name, (int)from->edges,
+        return pd_fail(PD_E_VALUE, "layout: edges of piece %s is %d (expected 0 to %d)", from->name, (int)from->edges,
                        PD_EDGES_COUNT - 1);
     snprintf(what, sizeof what, "layout: piece %.64s", from->name);
     PD_TRY(pd_shape_numel(what, from->ndim, from->size, &to->numel));
@@ -111,9 +111,9 @@ static void cut(int64_t n, int64_t unit, int64_t units, int rank, int world, int
 
 pd_status pd_layout_range(pd_layout *l, int piece, int rank, int world, int64_t *lo, int64_t *hi) {
     if (piece < 0 || piece >= l->npieces)
-        return pd_fail(PD_E_INDEX, "layout: piece %d (expected 0 to %d)", piece, l->npieces - 1);
-    if (world < 1) return pd_fail(PD_E_VALUE, "layout: a world of %d ranks (expected at least 1)", world);
-    if (rank < 0 || rank >= world) return pd_fail(PD_E_VALUE, "layout: rank %d (expected 0 to %d)", rank, world - 1);
+        return pd_fail(PD_E_INDEX, "layout: the piece's number is %d (expected 0 to %d)", piece, l->npieces - 1);
+    if (world < 1) return pd_fail(PD_E_VALUE, "layout: world is %d (expected at least 1)", world);
+    if (rank < 0 || rank >= world) return pd_fail(PD_E_VALUE, "layout: rank is %d (expected 0 to %d)", rank, world - 1);
     const pd_piece *p = &l->pieces[piece];
     const pd_deal *d = NULL;
     int64_t rows = p->ndim ? p->size[0] : 1;
