@@ -125,75 +125,60 @@ static void take_vjp(pd_vjp *v) {
 static void avg_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_pool_avg_grad, v->g[0], v->attrs)); }
 static void avg_grad_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_pool_avg, v->g[0], v->attrs)); }
 
+#define POOL_OP .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(pool_attrs), .scratch = scratch, .work = work
 const pd_op pd_op_pool_max = {
     .sig = "pool_max(Tensor input, " POOL_ATTRS ")",
+    POOL_OP,
     .doc = "The largest element of each window, and the places where it stands.",
     .nout = 2,
     .save = PD_SAVE_OUT(1),
-    .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(pool_attrs),
     .infer = max_infer,
     .kernel = max_kernel,
-    .scratch = scratch,
-    .work = work,
     .vjp = max_vjp,
 };
 const pd_op pd_op_pool_max_grad = {
     .sig = "pool_max_grad(Tensor g, Tensor place, " POOL_ATTRS ")",
+    POOL_OP,
     .doc = "Zeros with g added at the places: the gradient of pool_max.",
     .save = PD_SAVE_IN(1),
-    .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(pool_attrs),
     .infer = large_infer,
     .kernel = grad_kernel,
-    .scratch = scratch,
-    .work = work,
     .vjp = grad_vjp,
 };
 const pd_op pd_op_pool_max_take = {
     .sig = "pool_max_take(Tensor input, Tensor place, " POOL_ATTRS ")",
+    POOL_OP,
     .doc = "The elements at the places: the gradient of pool_max_grad.",
     .save = PD_SAVE_IN(1),
-    .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(pool_attrs),
     .infer = small_infer,
     .kernel = take_kernel,
-    .scratch = scratch,
-    .work = work,
     .vjp = take_vjp,
 };
 const pd_op pd_op_pool_max_index = {
     .sig = "pool_max_index(Tensor place, " POOL_ATTRS ")",
+    POOL_OP,
     .doc = "The places as positions in their planes, int64.",
-    .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(pool_attrs),
     .infer = index_infer,
     .kernel = index_kernel,
-    .scratch = scratch,
-    .work = work,
 };
 const pd_op pd_op_pool_avg = {
     .sig = "pool_avg(Tensor input, " POOL_ATTRS ")",
+    POOL_OP,
     .doc = "The mean of each window.",
-    .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(pool_attrs),
     .infer = small_infer,
     .kernel = avg_kernel,
-    .scratch = scratch,
-    .work = work,
     .vjp = avg_vjp,
 };
 const pd_op pd_op_pool_avg_grad = {
     .sig = "pool_avg_grad(Tensor g, " POOL_ATTRS ")",
+    POOL_OP,
     .doc = "The gradient of pool_avg.",
-    .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(pool_attrs),
     .infer = large_infer,
     .kernel = avg_grad_kernel,
-    .scratch = scratch,
-    .work = work,
     .vjp = avg_grad_vjp,
 };
+
+#undef POOL_OP
 
 /* ---- from the user's arguments to windows ------------------------------------------------------------------------ */
 
