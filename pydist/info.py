@@ -71,6 +71,14 @@ def lines():
     libraries = {"cuBLASLt": _C.cublaslt_version(), "cuDNN": _C.cudnn_version()} if _C.cuda_built() else {}
     for name, (version, why) in libraries.items():
         yield f"{name}: {version or why}"
+    missing = [name for name, (version, _) in libraries.items() if not version] + ["oneDNN"] * (not _C.onednn_version())
+    for what, (cpu, gpu) in _C.backends().items():
+        order = " or ".join(
+            f"{', '.join(name + ' (not here)' * (name in missing) for name in names)} on {device}"
+            for device, names in (("CPUs", cpu), ("GPUs", gpu))
+            if device == "CPUs" or _C.cuda_built()
+        )
+        yield f"{what}: the first that takes them of {order}"
     built = "in this build" if is_mpi_available() else "not in this build"
     yield f"MPI: {built} ({_found('mpirun', which('mpirun'))}, {_found('mpicc', which('mpicc'))})"
     yield f"network: {_network()}"

@@ -33,10 +33,6 @@ typedef struct pd_gemm_backend {
                            bool *done);
 } pd_gemm_backend;
 
-/* The backends of the op's device, best first, with NULL at the end. */
-const pd_conv_backend *const *pd_conv_backends(void);
-const pd_gemm_backend *const *pd_gemm_backends(void);
-
 extern const pd_conv_backend pd_onednn_conv, pd_portable_conv, pd_cudnn_conv;
 extern const pd_conv_backend pd_winograd_portable, pd_conv_weight_portable;
 #if defined(__x86_64__)

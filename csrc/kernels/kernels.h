@@ -312,6 +312,9 @@ extern pd_gpu_settings pd_gpu;
 /* "13.1.0", after opening the library if that was not tried before. NULL, and *why, if our own kernels are used. */
 const char *pd_cublaslt_version(const char **why);
 const char *pd_cudnn_version(const char **why);
+/* The name of the i-th backend for products (for convolutions), in their order of preference; NULL behind the last. */
+const char *pd_gemm_backend_name(bool gpu, int i);
+const char *pd_conv_backend_name(bool gpu, int i);
 
 size_t pd_gemm_scratch(const pd_gemm *c); /* bytes, 64-byte aligned */
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);

@@ -34,12 +34,12 @@ static const pd_gemm_backend own_gemm = {.name = "own", .takes = own_takes, .scr
 static const pd_gemm_backend *const gemm_on_cpu[] = {&pd_onednn_gemm, &own_gemm, NULL};
 static const pd_gemm_backend *const gemm_on_gpu[] = {&pd_cublaslt_gemm, &own_gemm, NULL};
 
-const pd_gemm_backend *const *pd_gemm_backends(void) { return pd_device_here->kernels ? gemm_on_gpu : gemm_on_cpu; }
+static const pd_gemm_backend *const *gemm_backends(void) { return pd_device_here->kernels ? gemm_on_gpu : gemm_on_cpu; }
 
 /* Scratch for any backend that may be used: which one that is may depend on the bias, which is not known here. */
 size_t pd_gemm_scratch(const pd_gemm *c) {
     size_t most = 0;
-    for (const pd_gemm_backend *const *b = pd_gemm_backends(); *b; b++) {
+    for (const pd_gemm_backend *const *b = gemm_backends(); *b; b++) {
         size_t bytes = (*b)->takes(c, false) || (*b)->takes(c, true) ? (*b)->scratch(c) : 0;
         if (bytes > most) most = bytes;
     }
@@ -47,14 +47,14 @@ size_t pd_gemm_scratch(const pd_gemm *c) {
 }
 
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
-    const pd_gemm_backend *const *b = pd_gemm_backends();
+    const pd_gemm_backend *const *b = gemm_backends();
     while (!(*b)->takes(c, bias != NULL)) b++;
     if (!pd_device_here->kernels) PD_TRY(pd_onednn_check_memory());
     return (*b)->run(c, A, B, bias, C, scratch);
 }
 
 bool pd_gemm_makes_sums(const pd_gemm *c) {
-    for (const pd_gemm_backend *const *b = pd_gemm_backends(); *b; b++)
+    for (const pd_gemm_backend *const *b = gemm_backends(); *b; b++)
         if ((*b)->makes_sums && (*b)->makes_sums(c)) return true;
     return false;
 }
@@ -62,7 +62,7 @@ bool pd_gemm_makes_sums(const pd_gemm *c) {
 pd_status pd_gemm_with_sums(const pd_gemm *c, const void *A, const void *B, void *sums, void *C, void *scratch,
                             bool *done) {
     *done = false;
-    for (const pd_gemm_backend *const *b = pd_gemm_backends(); *b && !*done; b++)
+    for (const pd_gemm_backend *const *b = gemm_backends(); *b && !*done; b++)
         if ((*b)->makes_sums && (*b)->makes_sums(c)) PD_TRY((*b)->with_sums(c, A, B, sums, C, scratch, done));
     return PD_OK;
 }
@@ -103,7 +103,7 @@ static pd_status grad_weight(const pd_conv *c, const void *gy, const void *x, vo
 }
 static const pd_conv_backend own_conv = {"own", all, none, forward, grad_input, grad_weight};
 
-const pd_conv_backend *const *pd_conv_backends(void) {
+static const pd_conv_backend *const *conv_backends(bool gpu) {
 #define ON_CPU(isa) {&pd_winograd_##isa, &pd_conv_weight_##isa, &pd_onednn_conv, &pd_portable_conv, NULL}
     static const pd_conv_backend *const on_cpu[PD_ISA_COUNT][5] = {
         [PD_ISA_PORTABLE] = ON_CPU(portable),
@@ -113,11 +113,11 @@ const pd_conv_backend *const *pd_conv_backends(void) {
 #endif
     };
     static const pd_conv_backend *const on_gpu[] = {&pd_cudnn_conv, &own_conv, NULL};
-    return pd_device_here->kernels ? on_gpu : on_cpu[pd_cpu_isa()];
+    return gpu ? on_gpu : on_cpu[pd_cpu_isa()];
 }
 
 static const pd_conv_backend *first_for(const pd_conv *c, pd_conv_part part) {
-    const pd_conv_backend *const *b = pd_conv_backends();
+    const pd_conv_backend *const *b = conv_backends(pd_device_here->kernels != NULL);
     while (!(*b)->takes(c, part)) b++;
     return *b;
 }
@@ -141,4 +141,15 @@ pd_status pd_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, v
     const pd_conv_backend *b;
     PD_TRY(find(c, PD_CONV_WEIGHT, &b));
     return b->grad_weight(c, gy, x, gw, scratch);
+}
+
+/* ---- names ---- */
+
+const char *pd_gemm_backend_name(bool gpu, int i) {
+    const pd_gemm_backend *b = (gpu ? gemm_on_gpu : gemm_on_cpu)[i];
+    return b ? b->name : NULL;
+}
+const char *pd_conv_backend_name(bool gpu, int i) {
+    const pd_conv_backend *b = conv_backends(gpu)[i];
+    return b ? b->name : NULL;
 }

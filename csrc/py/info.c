@@ -83,6 +83,24 @@ static PyObject *log_line(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* [new] A list of the names that a function gives. */
+static PyObject *names(const char *(*name)(bool gpu, int i), bool gpu) {
+    PyObject *list = PyList_New(0);
+    const char *text;
+    for (int i = 0; list && (text = name(gpu, i)); i++) {
+        PyObject *one = PyUnicode_FromString(text);
+        if (!one || PyList_Append(list, one) < 0) Py_CLEAR(list);
+        Py_XDECREF(one);
+    }
+    return list;
+}
+static PyObject *backends(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return Py_BuildValue("{s(NN)s(NN)}", "products", names(pd_gemm_backend_name, false),
+                         names(pd_gemm_backend_name, true), "convolutions", names(pd_conv_backend_name, false),
+                         names(pd_conv_backend_name, true));
+}
+
 static PyObject *isa(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return PyUnicode_FromString(pd_isa_name(pd_cpu_isa()));
@@ -176,6 +194,9 @@ static PyMethodDef functions[] = {
     {"_log", log_line, METH_VARARGS,
      "_log(level, text): writes a line to the log; level 1 is a warning, 2 information (see PYDIST_LOG)."},
     {"flags", flags, METH_NOARGS, "flags()\n\n[(name, value, help)] of every environment variable."},
+    {"backends", backends, METH_NOARGS,
+     "backends()\n\n{'products': (on CPUs, on GPUs), 'convolutions': (on CPUs, on GPUs)}: lists of names. The first "
+     "backend that is there and takes a call computes it."},
     {"isa", isa, METH_NOARGS, "isa()\n\nThe instruction set in use: portable, avx2 or avx512."},
     {"compiler", compiler, METH_NOARGS, "compiler()\n\nThe compiler that built the extension."},
     {"_thread_num_threads", thread_num_threads, METH_O,

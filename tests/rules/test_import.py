@@ -74,8 +74,10 @@ def test_all_modules_import():
 def test_info_names_the_build():
     text = run("import runpy; runpy.run_module('pydist.info', run_name='__main__')")
     assert text.startswith(f"pydist {pydist.__version__}, Python {platform.python_version()}")
-    for name in ("size", "compiler", "instruction set", "threads", "oneDNN", "CUDA", "MPI"):
+    for name in ("size", "compiler", "instruction set", "threads", "oneDNN", "CUDA", "products", "convolutions", "MPI"):
         assert re.search(rf"^{name}: \S", text, re.M), name
+    cpu, _ = _C.backends()["convolutions"]
+    assert cpu[-1] == "portable" and re.search("^convolutions: .*" + ".*".join(cpu), text, re.M)
     assert _C.compiler() in text and f"instruction set: {_C.isa()} " in text
     flags = _C.flags()
     assert flags and all(f"  {name}={value}  {help_}" in text for name, value, help_ in flags)
