@@ -625,7 +625,7 @@ VM double vm_pow(double x, double y) {
     low += tl + 2.0 * sl + k * 0x1.a39ef35793c76p-33;
     double lh = sum2 + low, ll = (sum2 - lh) + low;
     lh = vm_log_special(ax, lh);
-    /* times y; where that is infinite the low part is NaN and means nothing */
+    /* times y; if that is infinite, the low part is NaN and not used */
     double wh = vm_mul2(lh, y, &e), wl = e + ll * y;
     wl = vm_abs(wl) < 1.0 ? wl : 0.0;
     return vm_pow_special(x, y, vm_exp2parts(wh, wl));

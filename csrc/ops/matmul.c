@@ -69,8 +69,8 @@ static pd_gemm bmm_shape(const pd_call *c) {
     return s;
 }
 
-/* Of complex matrices as one real product: A's rows are [re im re im ...] as they lie, so each row [re im ...] of B
-   stands over the row of i B, [-im re ...], and the product's rows are complex again. */
+/* A product of complex matrices as one real product. A's rows are [re im re im ...] in memory. So each row [re im ...]
+   of B is followed by the same row of i B, [-im re ...], and the rows of the product are complex again. */
 static pd_gemm complex_shape(const pd_call *c) {
     pd_gemm s = bmm_shape(c);
     s.t = pd_dtype_part(s.t);
@@ -92,7 +92,8 @@ static size_t complex_scratch(const pd_call *c) {
         memcpy(to, from, (size_t)n * sizeof(T));             \
         for (int64_t k = 0; k < n; k += 2) turned[k] = -from[k + 1], turned[k + 1] = from[k]; \
     }
-/* The same by a GPU's kernels, of floats: each row, then the negated imaginary and the real parts below it. */
+/* Makes these rows of B by a GPU's kernels for floats: each row, followed by its negated imaginary and its real
+   parts. */
 static void fill_pairs_there(pd_dtype t, int64_t rows, int64_t n, const void *x, void *out) {
     int64_t size = (int64_t)pd_dtype_size(t), half = rows ? n / 2 : 0;
     char *from = (char *)(uintptr_t)x, *to = out, *below = to + n * size;
@@ -144,7 +145,7 @@ static double bmm_work(const pd_call *c) {
     return gemm_ns((double)a->numel, (double)c->in[1]->size[a->ndim - 1], 1);
 }
 
-/* The conjugate transpose. */
+/* The conjugate transpose of t. */
 static pd_tensor *turned(pd_vjp *v, pd_tensor *t) {
     return pd_x_call1(v, PD_OP_transpose, pd_x_conj(v, t), &(pd_dims2_attrs){-2, -1});
 }
@@ -311,7 +312,7 @@ static int64_t rows_of(const pd_tensor *x) {
     return n;
 }
 
-/* x as [rows, K]: its own memory where the rows are evenly apart, else packed into scratch. */
+/* Whether x can be used as [rows, K] in its own memory, with *stride between rows; else it is packed into scratch. */
 static bool row_stride(const pd_tensor *x, int64_t *stride) {
     int64_t k = x->size[x->ndim - 1];
     *stride = k;
@@ -373,8 +374,8 @@ static pd_tensor *grad_product(pd_vjp *v, int i, pd_tensor *a, pd_tensor *b, pd_
     return pd_x_to(v, wide ? PD_OP_bmm_wide : PD_OP_bmm, NULL, 2, in, destination);
 }
 
-/* The gradients of weight and bias by one product, where a GPU's library sums g's columns on its way: g is read once
-   less. Not where the weight's has a destination, which a product alone finds. */
+/* The gradients of weight and bias by one product, if a GPU's library can sum g's columns on its way, which saves
+   reading g once more. Not if the weight's gradient has a destination, which only a plain product writes to. */
 static bool grads_at_once(pd_vjp *v, pd_tensor *g, pd_tensor *x) {
     bool wide = g && g->dtype == PD_BF16 && pd_vjp_may_widen(v, 1), done = false;
     if (v->status || !x || !pd_device_here->kernels || (g->dtype == PD_BF16 && pd_vjp_may_widen(v, 2)) != wide)

@@ -334,8 +334,8 @@ const pd_op pd_op_scatter_sum = {
 };
 
 #define EQ(p, q, a, b) pd_x_where(v, PD_OP_eq, p, q, a, b)
-/* Each of the places where the result is an element gives it an equal share of its gradient. PyTorch counts input's own
-   element among them even where it is left out. */
+/* All elements that equal the result share its gradient equally. PyTorch counts input's own element among them even if
+   include_self is false. */
 static void extreme_shares(pd_vjp *v, pd_val g, pd_val x, pd_val src, pd_tensor *index, const scatter_attrs *a) {
     const scatter_attrs sum = {a->dim, SUM, 1};
     pd_val y = pd_val_of(pd_vjp_out(v, 0)), one = all_of(v, 1, x.t, x.t), none = all_of(v, 0, x.t, x.t);

@@ -296,7 +296,7 @@ F(cuda_pool_free) {
     Py_RETURN_NONE;
 }
 
-/* ---- ranges for profilers: nothing where there is no library ----------------------------------------------------- */
+/* ---- ranges for profilers; without a library they do nothing ----------------------------------------------------- */
 
 F(cuda_range) { /* a name begins a range, or, with mark, marks a point; None ends the last range */
     const char *name;

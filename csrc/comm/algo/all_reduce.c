@@ -62,10 +62,10 @@ const pd_algo pd_algo_scatter_gather = {
     .cost = pd_cost_scatter_gather,
 };
 
-/* ---- slot_sum: the owner of a part sums it from the slots back into the slots, then everybody copies its own slot ---
+/* ---- slot_sum: the owner of a part sums it from the slots back into the slots, then each rank copies its own slot ---
 
-   Each cache line of a slot travels to the owner of its part and back, and nobody else has a copy that would have to be
-   told: half the traffic between the cores of scatter_gather, whose lines are read there and written anew here. */
+   Each cache line of a slot goes to the core of its part's owner and back, and no other core has a copy that would have
+   to be invalidated. That is half the traffic between cores of scatter_gather, which reads lines and writes others. */
 
 static void sum_back(const pd_job *j, int64_t k) {
     int64_t all = pd_job_count(j, k), lo = pd_job_edge(j, all, j->rank), hi = pd_job_edge(j, all, j->rank + 1);
@@ -100,7 +100,7 @@ const pd_algo pd_algo_slot_sum = {
     .cost = pd_cost_slot_sum,
 };
 
-/* ---- direct_sum: the owner of a part sums it where it lies and writes it to everybody ---------------------------- */
+/* ---- direct_sum: the owner of a part sums it in place and writes it to all ranks --------------------------------- */
 
 static void sum_in_place(const pd_job *j, int64_t k) {
     (void)k;

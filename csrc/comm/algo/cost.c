@@ -152,7 +152,7 @@ void pd_cost_reduce_scatter_parts(const pd_job *j, int64_t k, pd_cost *c) {
     read_of(j, part_bytes(j, &j->takes[j->rank], k) * (j->size - 1), c);
 }
 
-/* ---- algorithms in steps: their working copy lies where the others read it --------------------------------------- */
+/* ---- algorithms in steps: the others read their working copy in place -------------------------------------------- */
 
 static int64_t range_bytes(const pd_job *j, int64_t k, int parts, int lo, int hi) {
     int64_t n = pd_job_count(j, k), elements = pd_part_edge(n, parts, hi) - pd_part_edge(n, parts, lo);

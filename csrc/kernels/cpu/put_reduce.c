@@ -10,7 +10,7 @@ typedef struct put_job {
     char *dst;
 } put_job;
 
-/* No block is left out. */
+/* Whether none of four blocks is left out. */
 #define ALL_FOUR(o) (((o)[0] | (o)[1] | (o)[2] | (o)[3]) >= 0)
 
 #define IS_NAN(x) ((x) != (x))

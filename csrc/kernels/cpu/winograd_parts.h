@@ -134,7 +134,7 @@ PD_INLINE void column(const float *d, int64_t row, vec t[4]) {
 /* V[place][tile] = B^T d B of the tiles of a row, whose pixels d begin at rows[4][width][C]. */
 static void inputs(const float *rows, int64_t width, int64_t C, int64_t tiles, float *V, int64_t place, int64_t ld) {
     for (int64_t c = 0; c < C; c += LANES) {
-        vec a[4], b[4], next[4], last[4]; /* B^T d of the four columns; two of them serve the next tile */
+        vec a[4], b[4], next[4], last[4]; /* B^T d of the four columns; two of them are also the next tile's */
         const float *d = rows + c;
         float *v = V + c;
         column(d, width * C, a);

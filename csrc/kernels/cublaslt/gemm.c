@@ -82,10 +82,10 @@ static int64_t alignment(const void *p) {
 
 typedef struct plan {
     pd_plan kept;
-    void *desc, *a, *b, *c; /* desc: NULL until made, and where the library does not serve */
+    void *desc, *a, *b, *c; /* desc: NULL until made, and if the library cannot do it */
     lt_algo algos[CANDIDATES];
-    int count, at; /* algos[at] serves */
-    int refusals;  /* rounds in which none of them did */
+    int count, at; /* algos[at] is used */
+    int refusals;  /* rounds in which the library refused all of them */
     bool timed;
 } plan;
 
@@ -173,7 +173,7 @@ static int run(void *handle, const problem *p, const plan *q, const lt_algo *alg
                      WORKSPACE, stream);
 }
 
-/* Milliseconds, or a negative number where it cannot. */
+/* Milliseconds that an algorithm takes; negative: the library refuses it. */
 static float time_of(void *handle, const problem *p, const plan *q, const lt_algo *algo, void *scratch, void *stream,
                      void *const *events) {
     const pd_cuda_library *cuda = pd_cuda_open();
@@ -184,7 +184,7 @@ static float time_of(void *handle, const problem *p, const plan *q, const lt_alg
     return failed || cuda->event_between(events[0], events[1], &ms) ? -1 : ms;
 }
 
-/* What the library proposes, into the plan; nothing where it does not serve. */
+/* Puts the algorithms that the library proposes into the plan; none if it cannot do the product. */
 static void make(void *handle, const problem *p, plan *q) {
     lt_heuristic from[CANDIDATES];
     int found = 0;
@@ -198,7 +198,7 @@ static void make(void *handle, const problem *p, plan *q) {
     }
 }
 
-/* The fastest algorithm to the plan's front, and its milliseconds; negative where none can be timed. */
+/* Moves the fastest algorithm to the front of the plan and returns its milliseconds; negative: none can be timed. */
 static float sort_by_time(void *handle, const problem *p, plan *q, void *scratch, void *stream, void *const *events) {
     float best = -1;
     for (int i = q->at; i < q->count; i++) {
@@ -273,7 +273,7 @@ static bool shape_fits(const pd_gemm *c, problem *p) {
 
 static bool tunes(void) { return pd_gpu.matmul_tune || pd_flags_get()->CUDA_TUNE; }
 
-/* Runs the first algorithm that the library does not refuse. False where it refuses all; the next call asks it anew. */
+/* Runs the first algorithm that the library does not refuse. False: it refuses all; the next call tries again. */
 static bool serve(void *handle, const problem *p, plan *q, void *scratch, void *stream) {
     int failed = 0;
     for (; q->at < q->count; q->at++) {
@@ -290,8 +290,8 @@ static bool serve(void *handle, const problem *p, plan *q, void *scratch, void *
     return false;
 }
 
-/* *done: whether it was launched. False where the library has nothing for this product. sums (or NULL, as bias is
-   then): what pd_gemm_with_sums writes; only where that was found to be faster. */
+/* *done: whether it was launched; false: the library has nothing for this product. sums: NULL, or what
+   pd_gemm_with_sums writes, if that was found to be faster; then bias is NULL. */
 static pd_status try(const pd_gemm *c, const void *A, const void *B, const void *bias, void *sums, void *C,
                      void *scratch, bool *done) {
     problem p = {.c = c, .A = A, .B = B, .bias = sums ? sums : bias, .C = C,

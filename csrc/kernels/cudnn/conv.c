@@ -185,7 +185,7 @@ static int execute(void *handle, void *made, int64_t workspace, void *const poin
     return status;
 }
 
-/* Milliseconds, or a negative number where it cannot. */
+/* Milliseconds that a plan takes; negative: it cannot run. */
 static float time_of(void *handle, void *made, int64_t workspace, void *const pointers[3], void *const *events) {
     const pd_cuda_library *cuda = pd_cuda_open();
     void *stream = pd_cuda_stream(pd_device_here);
@@ -196,7 +196,7 @@ static float time_of(void *handle, void *made, int64_t workspace, void *const po
     return failed || cuda->event_between(events[0], events[1], &ms) ? -1 : ms;
 }
 
-/* The first plan of the heuristics that can be made; the fastest of them where they are to be timed. */
+/* Chooses the first plan of the heuristics that can be made, or, with `timed`, the fastest of them. */
 static void choose(maker *m, void *handle, const pd_conv *c, void *of, int mode, void *const pointers[3], bool timed) {
     const pd_cuda_library *cuda = pd_cuda_open();
     plan *q = m->q;
