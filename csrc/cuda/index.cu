@@ -104,18 +104,36 @@ void pd_cuda_put(int64_t count, size_t bytes, const int64_t *offset, const char 
     });
 }
 
-/* The thread of the first block that goes to a place folds all blocks that go there. */
+/* Equal places stand side by side in e, which is cut into stretches of SPAN entries, so that a place of thousands is not
+   one thread's work. Of each stretch a thread folds the entries of one place: into dst where it has all of them, else
+   into parts[stretch][0], if they go on from the stretch before, or parts[stretch][1], with what stood in dst. */
+enum { SPAN = 64 };
 template <class F, class E>
-static __global__ void reduce_kernel(const entry *e, int64_t count, int64_t n, const char *src, int64_t src_stride, char *dst) {
+static __global__ void reduce_spans(const entry *e, int64_t count, int64_t n, const char *src, int64_t src_stride, char *dst, wide<E> *parts) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count * n; at += step) {
-        int64_t p = at / n, k = at % n;
+        int64_t p = at / n, k = at % n, span = p / SPAN, end = (span + 1) * SPAN < count ? (span + 1) * SPAN : count;
         uint64_t place = e[p].key;
-        if (place == ~UINT64_C(0) || (p && e[p - 1].key == place)) continue;
+        bool begins = !p || e[p - 1].key != place;
+        if (place == ~UINT64_C(0) || (!begins && p % SPAN)) continue;
         E *to = (E *)(dst + place) + k;
-        auto all = widen(*to);
-        for (; p < count && e[p].key == place; p++) all = F::of(all, widen(((const E *)(src + e[p].i * src_stride))[k]));
-        *to = narrow<E>(all);
+        auto all = begins ? widen(*to) : F::none();
+        for (; p < end && e[p].key == place; p++) all = F::of(all, widen(((const E *)(src + e[p].i * src_stride))[k]));
+        if (begins && (p == count || e[p].key != place)) *to = narrow<E>(all);
+        else parts[(2 * span + begins) * n + k] = all;
+    }
+}
+/* Folds the parts of the place that ends a stretch, if it begins there and goes on in the next. */
+template <class F, class E>
+static __global__ void reduce_parts(const entry *e, int64_t count, int64_t n, char *dst, const wide<E> *parts) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x, spans = (count - 1) / SPAN;
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < spans * n; at += step) {
+        int64_t span = at / n, k = at % n;
+        uint64_t place = e[(span + 1) * SPAN].key;
+        if (place == ~UINT64_C(0) || e[(span + 1) * SPAN - 1].key != place || (span && e[span * SPAN - 1].key == place)) continue;
+        auto all = parts[(2 * span + 1) * n + k];
+        for (span++; span * SPAN < count && e[span * SPAN].key == place; span++) all = F::of(all, parts[2 * span * n + k]);
+        ((E *)(dst + place))[k] = narrow<E>(all);
     }
 }
 /* Writes the value with which a fold begins to all places. Equal writes to one place do no harm. */
@@ -130,10 +148,13 @@ template <class C> struct complex_times {
 };
 template <class F, class E>
 static void reduce(int64_t count, int64_t n, const int64_t *offset, const char *src, int64_t src_stride, char *dst) {
-    int64_t blocks = blocks_for(count * n, THREADS, 1);
-    const entry *e = src ? by_place(count, offset) : nullptr;
-    if (e) launch(reduce_kernel<F, E>, blocks, THREADS, e, count, n, src, src_stride, dst);
-    else if (!src) launch(neutral_kernel<F, E>, blocks, THREADS, offset, count, n, dst);
+    int64_t blocks = blocks_for(count * n, THREADS, 1), spans = (count - 1) / SPAN;
+    if (!src) return launch(neutral_kernel<F, E>, blocks, THREADS, offset, count, n, dst);
+    const entry *e = by_place(count, offset);
+    wide<E> *parts = e && spans ? (wide<E> *)pd_cuda_lent->room(sizeof(wide<E>) * (size_t)(2 * (spans + 1) * n)) : nullptr;
+    if (!e || (spans && !parts)) return;
+    launch(reduce_spans<F, E>, blocks, THREADS, e, count, n, src, src_stride, dst, parts);
+    launch(reduce_parts<F, E>, blocks_for(spans * n, THREADS, 1), THREADS, e, count, n, dst, (const wide<E> *)parts);
 }
 void pd_cuda_put_reduce(pd_fold how, pd_dtype t, int64_t count, int64_t n, const int64_t *offset, const char *src,
                         int64_t src_stride, char *dst) {

@@ -401,7 +401,11 @@ def test_bad_tensors():
         (lambda: dist.all_reduce([]), ValueError, "all_reduce: tensor is an empty list (expected tensors)"),
         (lambda: dist.all_reduce(x, op="median"), ValueError, "all_reduce: op is 'median' (expected sum, avg"),
         (lambda: dist.all_reduce(x, op="band"), RuntimeError, "all_reduce: reduce op BAND does not support float32"),
-        (lambda: dist.all_reduce(x.long(), op=dist.ReduceOp.AVG), RuntimeError, "all_reduce: reduce op AVG does not support int64"),
+        (
+            lambda: dist.all_reduce(x.long(), op=dist.ReduceOp.AVG),
+            RuntimeError,
+            "all_reduce: reduce op AVG does not support int64",
+        ),
         (lambda: dist.all_reduce(x[:1].expand(4, 3)), ValueError, "shape [4, 3], has elements that share memory"),
         (lambda: dist.broadcast(read_only, 0), ValueError, "broadcast: tensor, of shape [4], is read-only"),
         (lambda: dist.broadcast(x, 2), ValueError, "broadcast: root 2 (expected 0 to 1)"),

@@ -197,6 +197,31 @@ def test_attention(name, width):
             assert (r.cpu().double() - w).abs().max().item() <= 0.02 * w.abs().max().item()
 
 
+@pytest.mark.parametrize("how", ["sum", "prod", "amax", "amin"])
+@pytest.mark.parametrize("count", [64, 65, 128, 1000])
+def test_many_blocks_for_one_place(count, how):
+    """Places that begin and end anywhere within the stretches that the kernel folds by themselves."""
+    for shares in (
+        (count,),
+        (1, count - 1),
+        (count - 1, 1),
+        (63, 1, count - 64),
+        (3, count // 2, count - 3 - count // 2),
+    ):
+        index = pydist.cat([pydist.full((n,), 2 * i, dtype=pydist.int64) for i, n in enumerate(shares)])
+        index = index[pydist.randperm(count)]
+        source, begin = pydist.randint(-3, 4, (count, 3)), pydist.randint(-3, 4, (2 * len(shares), 3))
+        for dtype in (pydist.int64, pydist.float32, pydist.complex64)[: 2 if how.startswith("a") else 3]:
+            x = (source if how != "prod" else source.sign() + (source == 0)).to(dtype)
+
+            def reduced(begin, index, x):
+                if dtype.is_complex:
+                    return begin.index_add(0, index, x) if how == "sum" else begin
+                return begin.scatter_reduce(0, index[:, None].expand(-1, 3), x, how)
+
+            same(reduced, begin.to(dtype), index, x)
+
+
 @pytest.mark.parametrize("dtype", [pydist.float64, pydist.float32, pydist.float16, pydist.bfloat16], ids=str)
 @pytest.mark.parametrize("rows, classes, skip", [(3, 1, 0), (7, 5, 1), (5, 1031, 3), (2, 9000, 0), (4500, 6, 1)])
 def test_cross_entropy_of_rows(rows, classes, skip, dtype):
