@@ -1,1 +1,2 @@
-"""What `python -m pydist.doctor` looks at: pairs of ranks, GPUs and NCCL, and jobs that run already. doctor.py is its face."""
+"""What `python -m pydist.doctor` checks: pairs of ranks, GPUs and NCCL, and jobs that are running already.
+pydist/doctor.py has the command line."""

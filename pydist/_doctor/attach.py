@@ -1,8 +1,9 @@
-"""`python -m pydist.doctor --attach PID|port`: what the ranks of a job that hangs are doing, and who waits for whom.
+"""`python -m pydist.doctor --attach PID|port`: what the ranks of a job that hangs are doing, and which rank waits for
+which.
 
-The job is that of a process (its launcher, or any rank), or the one with this MASTER_PORT. Its ranks on this host are
-asked by SIGUSR1, which only processes get that handle it, and answer to a socket that bears our pid
-(csrc/comm/control/status_report.h); a rank that is stopped or dead answers nothing, and the kernel says why.
+The job is that of a process (its launcher, or any rank), or the one with this MASTER_PORT. SIGUSR1 asks its ranks on
+this host; only processes that handle it get it. They answer to a socket whose name has our pid
+(csrc/comm/control/status_report.h). A stopped or dead rank does not answer; then the kernel says why.
 """
 
 import glob
@@ -15,10 +16,10 @@ import struct
 from collections import namedtuple
 from time import monotonic
 
-PATIENCE = 3.0  # s for an answer: a control thread looks once a second
-ANSWER_BYTES = 2 << 20  # of an answer; a rank's has at most half of that
+PATIENCE = 3.0  # s to wait for an answer: a control thread looks once a second
+ANSWER_BYTES = 2 << 20  # most bytes of an answer; a rank's has at most half of that
 
-Rank = namedtuple("Rank", "pid number world on place record")  # on: the rank that it waits for, or None
+Rank = namedtuple("Rank", "pid number world on place record")  # on: the rank that this one waits for, or None
 
 
 def _read(pid, name):
@@ -30,7 +31,8 @@ def _read(pid, name):
 
 
 def socket_owner(inodes):
-    """The process that has one of these sockets open; None: nobody whose descriptors we may see."""
+    """The pid of the process that has one of these sockets open; None if no process whose descriptors we may see has
+    one."""
     for path in glob.glob("/proc/[0-9]*/fd/*"):
         try:
             if os.readlink(path)[len("socket:[") : -1] in inodes:
@@ -50,13 +52,14 @@ def _field(pid, name):
 
 
 def _answers(pid):
-    """Whether it is a rank of this package: it handles SIGUSR1, which would end others, and has the engine loaded."""
+    """Whether the process is a rank of this package: it handles SIGUSR1, which would end other programs, and has the
+    engine loaded."""
     handled = int(_field(pid, "SigCgt") or "0", 16) >> (signal.SIGUSR1 - 1) & 1
     return bool(handled) and "/pydist/_C." in _read(pid, "maps")
 
 
 def _family(pid):
-    """The process and all that it has started."""
+    """The process and all its descendants."""
     children = {}
     for path in glob.glob("/proc/[0-9]*"):
         child = int(path[6:])
@@ -68,7 +71,7 @@ def _family(pid):
 
 
 def _job(pid, environment):
-    """What is the same for all ranks of a job; None: nothing says that it is part of one."""
+    """A value that is equal for all ranks of a job; None if the process is not part of a job."""
     if environment.get("PYDIST_CONTROL"):
         return environment["PYDIST_CONTROL"], environment.get("MASTER_PORT")
     if "RANK" in environment and "MASTER_PORT" in environment:
@@ -77,14 +80,14 @@ def _job(pid, environment):
 
 
 def ranks_of(target):
-    """The pids of the job's ranks here. ValueError where there is no such process or job."""
+    """The pids of the job's ranks on this host. Raises ValueError if there is no such process or job."""
     everyone = [int(path[6:]) for path in glob.glob("/proc/[0-9]*")]
     if target in everyone:
         job = _job(target, _environment(target))
         found = {pid for pid in everyone if job and _job(pid, _environment(pid)) == job} | set(_family(target))
     else:
         found = {pid for pid in everyone if _environment(pid).get("MASTER_PORT") == str(target)}
-        name = f"@pydist-{os.geteuid()}-{target}"  # ranks without a launcher meet there, at rank 0
+        name = f"@pydist-{os.geteuid()}-{target}"  # without a launcher the ranks meet at this port, on rank 0
         rows = [line.split() for line in _read("net", "unix").splitlines()]
         owner = socket_owner({row[6] for row in rows if row[-1] == name})
         if owner:
@@ -102,7 +105,7 @@ def _peer(connection):
 
 
 def ask(pids, patience=PATIENCE):
-    """{pid: the text of its answer}, of those that answer."""
+    """{pid: the text of its answer} for the ranks that answer."""
     answers, parts = {}, {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         door.bind(f"\0pydist-doctor-{os.getpid()}")
@@ -136,7 +139,7 @@ def ask(pids, patience=PATIENCE):
 
 
 def understand(pid, text):
-    """The Rank of an answer, or of its lack."""
+    """The Rank that an answer, or a missing answer, describes."""
     found = re.match(r"rank (\d+) of (\d+)\non (-?\d+)\n(.*)\n((?s:.*))", text)
     if found:
         on = int(found[3])
@@ -152,7 +155,7 @@ def understand(pid, text):
 
 
 def _circle(ranks):
-    """Ranks of which each waits for the next and the last for the first; []: there are none."""
+    """Ranks each of which waits for the next one, and the last one for the first; [] if there are none."""
     on = {rank.number: rank.on for rank in ranks}
     for start in on:
         path, now = [], start
@@ -165,7 +168,7 @@ def _circle(ranks):
 
 
 def verdict(ranks):
-    """(severity, text): the first line."""
+    """(severity, text) of the report's first line."""
     from pydist._launch.traces import listed
 
     waiting = [rank for rank in ranks if rank.on is not None]
@@ -174,7 +177,7 @@ def verdict(ranks):
         silent = [rank for rank in ranks if not rank.record]
         if silent:
             return "problem", f"rank {silent[0].number} (pid {silent[0].pid}): {silent[0].place}"
-        return "ok", "nobody waits for a rank"
+        return "ok", "no rank waits for another one"
     if circle := _circle(ranks):
         steps = "; ".join(f"rank {number}: {known[number].place}" for number in circle)
         return "problem", f"{listed(sorted(circle))} wait for each other: {steps}"
@@ -191,7 +194,7 @@ def verdict(ranks):
 
 
 def lines(target):
-    """The report, the verdict first."""
+    """The lines of the report, the verdict first."""
     pids = ranks_of(target)
     answers = ask([pid for pid in pids if _field(pid, "State") not in ("T", "t", "Z", "")])
     ranks = sorted((understand(pid, answers.get(pid, "")) for pid in pids), key=lambda rank: rank.number)

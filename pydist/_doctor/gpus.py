@@ -1,4 +1,4 @@
-"""What pydist.doctor says of this host's GPUs: driver, devices, NCCL and how they reach each other."""
+"""What pydist.doctor reports about this host's GPUs: driver, devices, NCCL and how the GPUs reach each other."""
 
 import subprocess
 import sys
@@ -22,9 +22,9 @@ def driver(path="/proc/driver/nvidia/version"):
 
 
 def pairs(table):
-    """{(i, j): word} for GPUs i < j of a matrix that `nvidia-smi topo` prints: the first line names the columns.
+    r"""{(i, j): word} for GPUs i < j, from a matrix that `nvidia-smi topo` prints, whose first line names the columns.
 
-    >>> pairs("\\tGPU0\\tGPU1\\tNIC0\\nGPU0\\t X \\tNV18\\tSYS\\nGPU1\\tNV18\\t X \\tSYS\\n")
+    >>> pairs("\tGPU0\tGPU1\tNIC0\nGPU0\t X \tNV18\tSYS\nGPU1\tNV18\t X \tSYS\n")
     {(0, 1): 'NV18'}
     """
     rows = [[cell.strip() for cell in line.split("\t")] for line in table.splitlines()]
@@ -51,19 +51,19 @@ def _names(many, most=3):
 
 
 def reach_findings(links, reads):
-    """From nvidia-smi's matrices of links and of reads of each other's memory (P2P)."""
+    """Findings from nvidia-smi's matrices of links and of access to each other's memory (P2P)."""
     if links:
         kinds = ", ".join(f"{count} by {kind}" for kind, count in Counter(links.values()).most_common())
         yield "ok", "GPU links", f"pairs of GPUs: {kinds} (NV: NVLink, PIX to SYS: PCIe, the farther the slower)"
     without = {pair: word for pair, word in reads.items() if word != "OK"}
     if without:
         words = "/".join(sorted(set(without.values())))
-        text = f"GPUs {_names(without)} cannot read each other's memory ({words}): NCCL goes through the host's"
+        text = f"GPUs {_names(without)} cannot read each other's memory ({words}): NCCL copies through host memory"
         yield "warning", "GPU links", text
 
 
 def _probe():
-    """How making a communicator of one rank ends, in a process of its own: None where it works."""
+    """Why a communicator of one rank cannot be made, tried in another process; None if it can."""
     try:
         done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
@@ -72,21 +72,21 @@ def _probe():
 
 
 def findings():
-    """(severity, check, text) of each."""
+    """(severity, check, text) of each finding."""
     found, count = driver(), _C.cuda_count()
-    yield "ok", "GPU driver", f"NVIDIA {found}" if found else "no NVIDIA driver: computes on the CPU"
+    yield "ok", "GPU driver", f"NVIDIA {found}" if found else "no NVIDIA driver: pydist computes on the CPU"
     if found and not count:
-        yield "warning", "GPUs", f"there is a driver, but no GPU can be used: {_C.cuda_why()}"
+        yield "warning", "GPUs", f"there is a driver, but pydist can use no GPU: {_C.cuda_why()}"
     if not count:
         return
     names = Counter(_C.cuda_properties(i)[0] for i in range(count))
     yield "ok", "GPUs", ", ".join(f"{number} x {name}" for name, number in names.items()) + f" ({_C.cuda_built()})"
     version = _C.nccl_version()
     if not version:
-        text = "no NCCL: GPUs cannot work together" if count > 1 else "no NCCL"
+        text = "no NCCL: ranks cannot communicate between GPUs" if count > 1 else "no NCCL"
         yield "warning" if count > 1 else "ok", "NCCL", f"{text} (pip install {NCCL_WHEEL})"
         return
     where, wrong = f"NCCL {nccl_version_text(version)} ({_C.nccl_where()})", _probe()
-    yield "problem" if wrong else "ok", "NCCL", f"{where} makes no communicator: {wrong}" if wrong else where
+    yield "problem" if wrong else "ok", "NCCL", f"{where} cannot make a communicator: {wrong}" if wrong else where
     if count > 1 and which("nvidia-smi"):
         yield from reach_findings(_topology("-m"), _topology("-p2p", "r"))

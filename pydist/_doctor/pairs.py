@@ -3,9 +3,9 @@
 import time
 from statistics import median
 
-RANKS = 16  # with more, one rank of each host
-SMALL, LARGE = 1, 1 << 18  # float32: 4 bytes, 1 MiB
-SLOW = 4.0  # times the median of its kind
+RANKS = 16  # with more ranks than this, one rank of each host
+SMALL, LARGE = 1, 1 << 18  # float32 elements: 4 bytes, 1 MiB
+SLOW = 4.0  # a slow pair takes so many times the median of its kind
 
 
 def _best_of(x, other, first, times):
@@ -26,13 +26,13 @@ def _best_of(x, other, first, times):
 
 
 def chosen(hosts):
-    """The ranks to measure between, of the host of each."""
+    """The ranks to measure between, given the host of each."""
     ranks = range(len(hosts))
     return list(ranks) if len(hosts) <= RANKS else [rank for rank in ranks if hosts.index(hosts[rank]) == rank]
 
 
 def measure(rank, ranks):
-    """{(this rank, other): (seconds one way, bytes a second)}; all ranks call it, and meet in one order."""
+    """{(this rank, other): (seconds one way, bytes per second)}. All ranks call it, and pairs meet in one order."""
     import pydist
 
     small, large, found = pydist.zeros(SMALL), pydist.zeros(LARGE), {}
@@ -46,7 +46,7 @@ def measure(rank, ranks):
 
 
 def table(ranks, pairs):
-    """Lines: microseconds one way above the diagonal, GB/s below it."""
+    """Lines of text: microseconds one way above the diagonal, GB/s below it."""
     rows = ["us one way above, GB/s below:", "      " + "".join(f"{rank:>9}" for rank in ranks)]
     for row in ranks:
         cells = []
@@ -58,8 +58,8 @@ def table(ranks, pairs):
 
 
 def slow_pairs(pairs, hosts):
-    """[(rank, rank, times slower, "latency" or "bandwidth")]: those far from the others of their kind, the worst first.
-    Kinds: within a host, between hosts."""
+    """[(rank, rank, times slower, "latency" or "bandwidth")] of the pairs that are far slower than others of their
+    kind, the worst first. The kinds are: within a host, between hosts."""
     found = []
     for same in (True, False):
         kind = {pair: value for pair, value in pairs.items()

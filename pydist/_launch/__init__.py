@@ -1,1 +1,1 @@
-"""The launcher behind `python -m pydist.run`: options, workers, their output, and what ends a job."""
+"""The launcher behind `python -m pydist.run`: options, workers, their output, and the end of a job."""

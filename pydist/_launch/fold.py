@@ -1,11 +1,11 @@
-"""Equal lines of several ranks as one: ``[0-3,5] text``; and their unfinished lines, which are states.
+"""Shows equal lines of several ranks once, as ``[0-3,5] text``, and keeps their unfinished lines, which are states.
 
-The lines of each rank wait in its lane. Where the first lines of all lanes are equal they go out at once, as one. A line
-that has waited for HOLD seconds goes out with those that are equal to it, so the order within a rank never changes. A
-lane that holds LANE_MAX bytes, a death, a signal or the end lets waiting lines go. Equal text is compared by blocks and
-not line by line: a launcher moves millions of lines.
+The lines of each rank wait in its lane. If the first lines of all lanes are equal, they go out at once, as one line. A
+line that has waited for HOLD seconds goes out together with the lines that are equal to it. So the order within a rank
+never changes. A lane with LANE_MAX bytes, a death, a signal or the end of the job lets waiting lines go out. Equal text
+is compared by blocks, not line by line, because a launcher moves millions of lines.
 
-A state that changed is written as a line every so often; on a terminal it is a row below the lines instead.
+A state that has changed is written as a line from time to time. On a terminal it is a row below the lines instead.
 """
 
 from collections import deque
@@ -13,19 +13,20 @@ from time import localtime, monotonic, strftime
 
 from pydist._launch.traces import spans
 
-HOLD = 0.15  # s that a line waits for its equals
-SLOT = 0.01  # s: what comes within it counts as having come at once
-LANE_MAX = 1 << 18  # bytes that wait for their equals
-ALIGN_MAX = 1 << 17  # more bytes that wait are not compared line by line
-RELAY = 0.1  # s between two states on their way to the launcher that has started this one
-DRAW = 0.05  # s between two pictures of the states on a terminal
+HOLD = 0.15  # s that a line waits for equal ones
+SLOT = 0.01  # s: lines that come within it count as simultaneous
+LANE_MAX = 1 << 18  # most bytes that wait for equal ones
+ALIGN_MAX = 1 << 17  # more waiting bytes than this are not compared line by line
+RELAY = 0.1  # s between two states that are sent to the launcher which started this one
+DRAW = 0.05  # s between two drawings of the states on a terminal
 STATUS_ROWS = 3
-PALETTE = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)  # of a terminal's colours, by rank
+PALETTE = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)  # colours of a terminal, by rank
 NEVER = float("inf")
 
 
 class Prefix:
-    """`template`: as '[{rank}] ', with {host} {local_rank} {role} {time}; `places`: (host's name, local rank) by rank."""
+    """`template`: such as '[{rank}] ', with {host} {local_rank} {role} {time}. `places`: (host's name, local rank) by
+    rank."""
 
     def __init__(self, template="[{rank}] ", role="", places=(), colours=False):
         self.template, self.role, self.places, self.colours = template, role, places, colours
@@ -33,7 +34,7 @@ class Prefix:
         self.known = {}
 
     def __call__(self, ranks, is_error):
-        """What is before the lines of these ranks (a tuple, ascending)."""
+        """The text before the lines of these ranks (a tuple, ascending)."""
         key = ranks, is_error
         text = self.known.get(key)
         if text is None:
@@ -43,7 +44,7 @@ class Prefix:
         return text
 
     def columns(self, world):
-        """How wide it is where lines of all ranks are one."""
+        """Its width for a line that all ranks share."""
         return len(
             self.template.format(rank=spans(range(world)), host="", role=self.role, local_rank="0", time="00:00:00")
         )
@@ -60,19 +61,19 @@ class Prefix:
 
 
 class Lane:
-    """The lines of one rank that wait, and its state."""
+    """The waiting lines of one rank, and its state."""
 
     def __init__(self, fold, rank):
         self.fold, self.rank = fold, rank
         self.text = bytearray()  # whole lines
-        self.marks = deque()  # [when they came, how many bytes], in order
+        self.marks = deque()  # [arrival time, number of bytes], in order
         self.is_open = True
         self.is_paused = False
-        self.came = 0.0  # when lines came last
+        self.came = 0.0  # when the last lines came
         self.state = self.written = ()  # rows
 
     def lines(self, data):
-        """Whole lines."""
+        """Adds whole lines."""
         self.fold.push(self, data)
 
     def show(self, rows):
@@ -82,7 +83,7 @@ class Lane:
             self.fold.changed(self)
 
     def raw(self, data):
-        """Bytes of no rank."""
+        """Passes on bytes that belong to no rank."""
         self.fold.flush()
         self.fold.sink.lines(data)
 
@@ -95,7 +96,8 @@ class Lane:
         return self.text[: self.text.index(b"\n") + 1]
 
     def stale(self, now):
-        """How many bytes go when something has to: with HOLD / 2 there are few such moments."""
+        """How many bytes go out when some have to. Lines that have waited for HOLD / 2 go, too, so there are fewer such
+        moments."""
         return sum(size for when, size in self.marks if when + HOLD / 2 <= now)
 
     def drop(self, count):
@@ -111,16 +113,16 @@ class Lane:
 
 
 class Fold:
-    """The lanes of all ranks' stdout, or stderr, on their way to `sink`. `every`: s between two lines of a state, 0: no
-    such lines; `is_on`: whether lines wait for their equals; `relays`: the sink is the launcher that has started this one:
-    it gets states too, as lines of NUL, the prefix, and the rows with NUL between them."""
+    """The lanes of all ranks' stdout, or stderr, on their way to `sink`. `every`: s between two lines of a state, 0:
+    none. `is_on`: whether lines wait for equal ones. `relays`: the sink is the launcher that started this one. It gets
+    states, too, as lines of NUL, the prefix, and the rows with NUL between them."""
 
     def __init__(self, sink, prefix, is_error=False, is_on=True, every=30.0, relays=False):
         self.sink, self.prefix, self.is_error, self.is_on = sink, prefix, is_error, is_on
         self.every, self.relays = every, relays
         self.lanes = []
-        self.is_new = False  # a lane has a head that was not compared yet, or closed
-        self.due = NEVER  # when the oldest line has waited for long enough
+        self.is_new = False  # a lane has closed, or has a first line that was not compared yet
+        self.due = NEVER  # when the oldest line will have waited long enough
         self.state_due = NEVER  # when states are written as lines
         sink.folds.append(self)
 
@@ -144,7 +146,7 @@ class Fold:
         if len(lane.text) > LANE_MAX:
             self.run(now)
             if len(lane.text) > LANE_MAX:
-                # the others may come to it: it is not read until they have, or its time is over
+                # other ranks may come to the same line: read no more of this rank until then, or until its time is over
                 lane.is_paused = len(lane.text) < 2 * LANE_MAX and any(
                     one.is_open and not one.text and one.came + HOLD > now for one in self.lanes
                 )
@@ -152,7 +154,7 @@ class Fold:
                     self.flush()
 
     def changed(self, lane):
-        """The state of a lane has changed."""
+        """Called when the state of a lane has changed."""
         if self.relays:
             self.state_due = min(self.state_due, monotonic() + RELAY)
         elif self.sink.terminal:
@@ -169,7 +171,7 @@ class Fold:
         return 0.0 if self.is_new else min(self.due, self.state_due)
 
     def run(self, now):
-        """Lets go what has found its equals, or has waited long enough."""
+        """Lets lines go out that are equal in all lanes, or that have waited long enough."""
         if now >= self.state_due:
             self.write_states()
         if now >= self.due:
@@ -182,7 +184,7 @@ class Fold:
             self.due = min((lane.marks[0][0] + HOLD for lane in self.lanes if lane.text), default=NEVER)
 
     def agree(self, at_most=None):
-        """Lets go what all lanes begin with; at_most: of those that have some."""
+        """Lets the common beginning of all lanes go out; with at_most, that of the lanes that have lines."""
         lanes = [lane for lane in self.lanes if lane.text or lane.is_open and at_most is None]
         if not lanes or not all(lane.text for lane in lanes):
             return False
@@ -194,7 +196,8 @@ class Fold:
         return size
 
     def release(self, sizes):
-        """Lets go the first `sizes` bytes of the lanes; equal lines as one, where their order in the lanes allows it."""
+        """Lets the first `sizes` bytes of the lanes go out. Equal lines go as one if their order in the lanes allows
+        it."""
         while any(sizes) and (gone := self.agree(max(sizes))):
             sizes = [max(0, size - gone) for size in sizes]
         if sum(len(lane.text) for lane in self.lanes) <= ALIGN_MAX:
@@ -203,7 +206,7 @@ class Fold:
             self.release_blocks(sizes)
 
     def release_blocks(self, sizes):
-        """Of a flood only what lanes begin with is compared, not line by line."""
+        """For a flood of lines: compares only the beginnings of lanes, not line by line."""
         heads = {}
         for lane, size in zip(self.lanes, sizes):
             if size:
@@ -216,10 +219,10 @@ class Fold:
                     self.go([lane], size - same)
 
     def align(self, sizes):
-        """As few lines as possible. What follows the first `sizes` bytes of a lane goes too, up to a line that another
-        lane waits for."""
+        """Writes as few lines as possible. Lines after the first `sizes` bytes of a lane also go, up to a line for
+        which another lane waits."""
         parts = [_Part(lane, size) for lane, size in zip(self.lanes, sizes) if lane.text] if any(sizes) else []
-        seen, shared = set(), set()  # shared: lines of several parts
+        seen, shared = set(), set()  # shared: lines that several parts have
         for part in parts:
             own = set(part.lines)
             shared |= seen & own
@@ -237,7 +240,7 @@ class Fold:
             if not waiting:
                 break
             head = next((head for head in waiting if not coming(head, heads[head], parts)), None)
-            if head is None:  # some go on to it, unless they wait themselves
+            if head is None:  # some parts go on to this line, unless they wait themselves
                 head = max(waiting, key=lambda head: len(heads[head]))
                 behind = [part for part in coming(head, heads[head], parts) if part.at >= part.must]
                 for part in behind:
@@ -254,7 +257,7 @@ class Fold:
             part.lane.drop(sum(map(len, part.lines[: part.at])) + part.at)
 
     def go(self, lanes, size):
-        """The first bytes of these lanes are equal, and go as one."""
+        """Writes the first bytes of these lanes, which are equal, as one."""
         text = bytes(lanes[0].text[:size])
         for lane in lanes:
             lane.drop(size)
@@ -278,14 +281,14 @@ class Fold:
                 self.push(lane, b"\n".join(lane.state) + b"\n")
 
     def flush(self):
-        """Nothing waits any more."""
+        """Lets everything go out that waits."""
         self.release([len(lane.text) for lane in self.lanes])
         self.is_new = True
 
 
 def in_step(parts, shared):
-    """What goes of parts whose shared lines are the same, for as far as they are: [ranks, lines] in order. Without this,
-    align() would come to the same by a look at all parts for each line."""
+    """The beginning of parts whose shared lines are in the same order, for as far as they are: [ranks, lines] in order.
+    align() would give the same result, but would look at all parts for each line."""
     places = [part.places(shared) for part in parts]
     musts = [sum(i < part.must for i in at) for part, at in zip(parts, places)]
     count = min(max(musts, default=0), min(map(len, places), default=0))
@@ -303,21 +306,21 @@ def in_step(parts, shared):
 
 
 class _Part:
-    """The lines of a lane, of which the first `must` have to go and `at` have gone."""
+    """The lines of a lane. The first `must` of them have to go out, and `at` of them have gone."""
 
     def __init__(self, lane, size):
         self.lane = lane
         self.lines = bytes(lane.text).split(b"\n")[:-1]
         self.at, self.must = 0, lane.text.count(b"\n", 0, size)
         self.ranks = (lane.rank,)
-        self.last = None  # where a line comes for the last time
+        self.last = None  # the last position of each line
 
     def places(self, shared):
-        """Where these lines are."""
+        """The positions of these lines."""
         return [i for i, line in enumerate(self.lines) if line in shared]
 
     def until(self, shared):
-        """Takes what has to go, up to one of these lines."""
+        """Takes the lines that have to go out, up to one of these lines."""
         end = self.must
         if shared:
             end = next((i for i in range(self.at, end) if self.lines[i] in shared), end)
@@ -331,7 +334,7 @@ class _Part:
 
 
 def coming(head, group, parts):
-    """The parts that come to this line later."""
+    """The parts in which this line comes later."""
     return [part for part in parts if part not in group and part.comes_to(head)]
 
 
@@ -340,14 +343,15 @@ def ranks_of(lanes):
 
 
 def common(lanes, at_most=None):
-    """How many bytes, whole lines, these lanes begin with, at most so many but one line; the first line is equal."""
+    """How many bytes at the beginning of these lanes are equal whole lines: at most this many, or one line. The first
+    lines are equal."""
     first = lanes[0].text
     size = len(first)
     for lane in lanes[1:]:
         size = min(size, len(lane.text))
         if first[:size] == lane.text[:size]:
             continue
-        low, high = 0, size  # equal up to low, not up to high
+        low, high = 0, size  # the lanes are equal up to low and not up to high
         while high - low > 1:
             middle = (low + high) // 2
             if first[low:middle] == lane.text[low:middle]:

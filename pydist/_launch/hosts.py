@@ -1,12 +1,12 @@
-"""A job on several hosts, started from here: ``--hosts a:2,b:2``.
+"""A job on several hosts that this launcher starts: ``--hosts a:2,b:2``.
 
     this launcher --- ssh a --- launcher of host 0 --- ranks 0, 1
                  \\-- ssh b --- launcher of host 1 --- ranks 2, 3
 
-Here a worker of Job is an ssh. Down its standard input goes one line with the job's secret, which never is in arguments
-or environments, later one byte for each signal; its end is the job's end, so the death of this launcher, of an ssh or of
-a network between them ends everybody. Up come the lines of the ranks, folded by the host's launcher: `[0-3] text`; here
-each goes into the lanes of its ranks, to be folded with those of the other hosts.
+Here a worker of Job is an ssh process. Its standard input carries one line with the job's secret, which is never in
+arguments or environments, and later one byte for each signal. Its end is the job's end: if this launcher, an ssh or the
+network between them dies, all ranks end. Its output carries the lines of the ranks, folded by the host's launcher:
+`[0-3] text`. Here each line goes into the lanes of its ranks and is folded with those of the other hosts.
 """
 
 import os
@@ -21,7 +21,7 @@ from pydist._launch.stream import Stream
 from pydist._launch.worker import Worker, signal_name
 
 FORWARDED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYDIST_", "OMP_", "ONEDNN_", "NCCL_", "GLOO_", "CUDA_VISIBLE_DEVICES")
-KEPT = ("PYDIST_CONTROL", "PYDIST_SECRET_FD", "PYDIST_SECRET_FILE")  # this launcher's own
+KEPT = ("PYDIST_CONTROL", "PYDIST_SECRET_FD", "PYDIST_SECRET_FILE")  # variables that stay with this launcher
 HERE = (
     "hosts", "hostfile", "ssh", "node-rank", "nnodes", "master-addr", "master-port", "rdzv-endpoint", "rdzv-id", "prefix",
     "color", "progress-every",
@@ -34,9 +34,12 @@ def secret_line():
 
 
 def remote_line(plan, options, host, names, columns=0):
-    """What a host's shell runs: this folder, what of this environment matters, the launcher of that host."""
+    """The command for a host's shell: this folder, the forwarded part of this environment, and the launcher of that
+    host."""
     env = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(FORWARDED) and name not in KEPT]
-    env += [f"COLUMNS={columns}"] if columns > 0 and "COLUMNS" not in os.environ else []  # for progress bars
+    env += (
+        [f"COLUMNS={columns}"] if columns > 0 and "COLUMNS" not in os.environ else []
+    )  # the terminal's width, for progress bars
     own = {
         "hosts": ",".join(f"{name}:{ranks}" for name, ranks in zip(names, plan.slots)), "node-rank": host,
         "master-addr": plan.address, "master-port": plan.port, "rdzv-id": plan.run_id,
@@ -58,17 +61,17 @@ def ssh_argv(template, name, line):
 
 
 class Spread:
-    """The lane of a host: its lines begin with the ranks that said them, `[0-3,5] `, or are its launcher's; after a NUL
-    they are states (Fold's `relays`)."""
+    """The lane of a host. Its lines begin with the ranks that wrote them, `[0-3,5] `, or are lines of its launcher.
+    Lines that begin with NUL are states (see Fold's `relays`)."""
 
     is_paused = False
 
     def __init__(self, fold, lanes):
-        self.fold, self.lanes = fold, lanes  # by rank
+        self.fold, self.lanes = fold, lanes  # lanes by rank
         self.of = {}  # beginning of a line -> lanes
 
     def lines(self, data):
-        begin, run, to = b"", [], None  # lines of the same ranks, one after the other
+        begin, run, to = b"", [], None  # consecutive lines of the same ranks
         for line in data[:-1].split(b"\n"):
             if line.startswith(b"\0["):
                 self.picture(line[1:])
@@ -113,7 +116,7 @@ class Spread:
 
 
 class HostsReport:
-    """What is said of an ssh: a host's launcher has said the rest itself."""
+    """The report on ssh processes. The hosts' launchers have reported the rest themselves."""
 
     server = None
 
@@ -126,7 +129,7 @@ class HostsReport:
             return
         self.judged, worst = True, self.failed[0]
         if worst.code == SSH_FAILED:
-            self.say(f"pydist.run: host {worst.name}: no connection, or it was lost, or the launcher there was killed")
+            self.say(f"pydist.run: host {worst.name}: no connection, a lost connection, or its launcher was killed")
         elif worst.code > 128:
             self.say(f"pydist.run: host {worst.name}: its connection {worst.cause}")
 
@@ -136,19 +139,19 @@ class HostsReport:
             return 128 + by_signal
         for worker in self.workers:
             if worker.code is None or worker.told_to_end == signal.SIGKILL:
-                self.say(f"pydist.run: host {worker.name} did not end in time: its connection was cut")
+                self.say(f"pydist.run: host {worker.name} did not end in time, so its connection was cut")
         if self.plan.on_failure == "keep":
             return self.last.code if self.last else 0
         codes = [worker.code for worker in self.failed]
-        # 1: also PeerFailed's
+        # 1: also the code after a PeerFailed
         return next((code for code in codes if code not in (1, SSH_FAILED)), max(codes, default=0))
 
 
 class HostsJob(Job):
-    """`options`: the command line, of which each host's launcher gets its part."""
+    """`options`: the command line. Each host's launcher gets its part of it."""
 
     report_of = HostsReport
-    grace = 2.0  # a host's launcher ends its ranks, and says why, within this
+    grace = 2.0  # s for a host's launcher to end its ranks and to report why
     grace_term = 3.0
     grace_signal = 3.0
 
@@ -161,7 +164,7 @@ class HostsJob(Job):
         return self.names
 
     def way_of_host(self, host, number):
-        """(sink, lane) of an ssh's stdout (1) or stderr (2)."""
+        """The (sink, lane) of an ssh's stdout (1) or stderr (2)."""
         sink, fold, plan = (self.out, self.err)[number - 1], self.folds[number - 1], self.plan
         first = sum(plan.slots[:host])
         ranks = [rank for rank in range(first, first + plan.slots[host]) if plan.shown is None or rank in plan.shown]
@@ -172,7 +175,7 @@ class HostsJob(Job):
         columns -= self.folds[1].prefix.columns(self.plan.world) if columns else 0
         for host, name in enumerate(self.names):
             argv = ssh_argv(self.options["ssh"], name, remote_line(self.plan, self.options, host, self.names, columns))
-            ends = [*os.pipe(), *os.pipe(), *os.pipe()]  # read, write: of its input, output, errors
+            ends = [*os.pipe(), *os.pipe(), *os.pipe()]  # (read end, write end) of its input, output, errors
             try:
                 env = [key + b"=" + value for key, value in os.environb.items()]
                 pid = _C.spawn(argv, env, ends[0], ends[3], ends[5], ())
@@ -196,7 +199,8 @@ class HostsJob(Job):
         return True
 
     def send(self, sig):
-        """SIGTERM: the lifelines end. SIGKILL: the connections too. Others go down the lifelines."""
+        """SIGTERM closes the lifelines; SIGKILL also ends the connections; other signals are sent as bytes on the
+        lifelines."""
         if sig == signal.SIGKILL:
             _C.session_kill(self.sessions, sig)
         for fd in self.lifelines:
@@ -209,10 +213,10 @@ class HostsJob(Job):
 
     @staticmethod
     def tell(fd, data):
-        """Down a lifeline: a pipe, which has room for these few bytes."""
+        """Writes to a lifeline, a pipe that has room for these few bytes."""
         try:
             os.write(fd, data)
-        except OSError:  # it has ended
+        except OSError:  # the ssh has ended
             pass
 
     def end_all(self):

@@ -1,9 +1,10 @@
-"""A job on this host: starts the workers, moves their output, hears signals, and ends everybody.
+"""A job on this host: starts the workers, moves their output, handles signals, and ends all processes.
 
-One loop owns everything: it reads the workers' pipes, hears signals (SIGCHLD too) through a wake-up pipe, and alone
-writes to the launcher's stdout and stderr. It never blocks in a write, so a paused terminal cannot hide a dead rank.
-A worker that has ended is looked at but not waited for until the job is over: its zombie keeps its number, so a signal
-to its session cannot hit a stranger. csrc/base/spawn.h says why no worker outlives the launcher.
+One loop owns everything: it reads the workers' pipes, gets signals (also SIGCHLD) through a wake-up pipe, and is the
+only one to write to the launcher's stdout and stderr. It never blocks in a write, so a paused terminal cannot hide a
+dead rank. The launcher looks at workers that have ended, but waits for them only at the end of the job: until then the
+zombie keeps its process number, so a signal to its session cannot hit a stranger. csrc/base/spawn.h says why no worker
+outlives the launcher.
 """
 
 import os
@@ -19,30 +20,30 @@ from pydist._launch.sink import Nowhere, Sink
 from pydist._launch.stream import Stream
 from pydist._launch.worker import Worker, worker_argv, worker_env
 
-GRACE_KILL = 5.0  # s after SIGKILL until a process counts as one that cannot be killed
-SILENCE = 1.0  # s between two looks for ranks that the control server hears nothing from
-QUEUE_MAX = 1 << 20  # bytes waiting for a slow reader of ours; beyond, the workers' pipes fill up
+GRACE_KILL = 5.0  # s after SIGKILL after which a process counts as one that cannot be killed
+SILENCE = 1.0  # s between two checks for ranks from which the control server hears nothing
+QUEUE_MAX = 1 << 20  # most bytes that wait for a slow reader; beyond, the workers' pipes fill up
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Job:
     report_of = Report
-    grace = 1.0  # s that survivors of a dead rank have to raise PeerFailed before SIGTERM
-    grace_signal = 2.0  # s that workers have after a forwarded SIGINT, SIGTERM or SIGHUP
+    grace = 1.0  # s for survivors of a dead rank to raise PeerFailed before SIGTERM
+    grace_signal = 2.0  # s for workers to end after a forwarded SIGINT, SIGTERM or SIGHUP
     grace_term = 0.5  # s between SIGTERM and SIGKILL
 
     def __init__(self, plan):
         self.plan = plan
         self.report = self.report_of(plan, self.say)
-        self.lifeline = 0 if plan.by_ssh else None  # the descriptor whose end is the job's
+        self.lifeline = 0 if plan.by_ssh else None  # the descriptor whose end is the job's end
         self.workers = self.report.workers
         self.signal = None  # the signal that ends the job
         self.looked = monotonic()
         self.patience = next(float(value) for name, value, _ in _C.flags() if name == "PYDIST_SILENT")
         self.ends = []  # (time, signal for all sessions), in order
-        self.give_up = None  # when to stop waiting for processes that SIGKILL does not end
+        self.give_up = None  # when to stop to wait for processes that SIGKILL does not end
         self.server = self.guard = self.guard_fd = None
-        while (devnull := os.open(os.devnull, os.O_RDWR)) <= 2:  # 0, 1 and 2 exist from here on
+        while (devnull := os.open(os.devnull, os.O_RDWR)) <= 2:  # from here on, descriptors 0, 1 and 2 exist
             pass
         self.devnull = devnull
         same = os.path.samestat(os.fstat(1), os.fstat(2))
@@ -52,7 +53,7 @@ class Job:
         self.folds = tuple(self.fold_of(sink, number) for number, sink in ((1, self.out), (2, self.err)))
 
     def fold_of(self, sink, number):
-        """The lines of stdout (1) or stderr (2) of all ranks, on their way to a sink."""
+        """The fold for stdout (1) or stderr (2) of all ranks, on their way to a sink."""
         plan = self.plan
         slots = plan.slots or (plan.local,) * plan.hosts
         names = self.host_names()
@@ -62,7 +63,7 @@ class Job:
         return Fold(sink, prefix, number == 2, plan.fold, plan.progress_every, bool(plan.by_ssh))
 
     def host_names(self):
-        """By host; this one's alone is known here."""
+        """The hosts' names. Only this host's own name is known here."""
         return [os.uname().nodename if host == self.plan.host else f"host{host}" for host in range(self.plan.hosts)]
 
     def say(self, text):
@@ -104,17 +105,18 @@ class Job:
                 os.close(fd)
 
     def start(self):
-        """Starts host 0's server and all workers; False where one cannot be started."""
+        """Starts host 0's server and all workers. Returns False if one cannot be started."""
         try:
             control, secrets = self.serve()
         except (OSError, RuntimeError, MemoryError) as error:
-            self.say(f"pydist.run: cannot serve the ranks: {error}")
+            self.say(f"pydist.run: cannot start the control server: {error}")
             self.write_out()
             return False
         return self.start_workers(control, secrets)
 
     def serve(self):
-        """(where the control server is, descriptors with its secret): host 0's is here, behind a unix socket."""
+        """(the control server's address, descriptors with its secret). On host 0 the server is here, behind a unix
+        socket."""
         plan = self.plan
         where = at(plan.address, plan.port)
         if plan.insecure:
@@ -133,9 +135,9 @@ class Job:
         columns = max(0, self.err.columns() - self.folds[1].prefix.columns(plan.world))
         env = worker_env(plan, control, secrets[0] if secrets else -1, columns)
         files = plan.tee + plan.redirects
-        merged = one and self.out is self.err and not any(files)  # one pipe keeps the order of writes to both
+        merged = one and self.out is self.err and not any(files)  # one pipe for both streams keeps the order of writes
         for local in range(plan.local):
-            rank, ends, logs = plan.first + local, [], []  # read, write; the pipe of stderr comes first
+            rank, ends, logs = plan.first + local, [], []  # (read end, write end); the pipe of stderr comes first
             try:
                 for number in (1, 2):
                     logs.append(self.log_file(local, number))
@@ -158,7 +160,7 @@ class Job:
         return True
 
     def way_of(self, rank, local, number):
-        """(sink, lane) of a rank's stdout (1) or stderr (2)."""
+        """The (sink, lane) of a rank's stdout (1) or stderr (2)."""
         hidden = self.plan.shown is not None and rank not in self.plan.shown
         if hidden or self.into_files(self.plan.redirects, local, number):
             return Nowhere(), Nowhere()
@@ -169,7 +171,7 @@ class Job:
         return bool(chosen and chosen[local] & number)
 
     def log_file(self, local, number):
-        """A descriptor for this rank's stdout (1) or stderr (2); None: no file."""
+        """A descriptor of the log file for this rank's stdout (1) or stderr (2); None: no file."""
         plan = self.plan
         if not (self.into_files(plan.tee, local, number) or self.into_files(plan.redirects, local, number)):
             return None
@@ -187,7 +189,7 @@ class Job:
         return [stream for worker in self.workers for stream in (worker.out, worker.err)]
 
     def end_all(self):
-        """Whatever happened before: nobody is left."""
+        """Kills all processes that are left, whatever happened before."""
         deadline = monotonic() + GRACE_KILL
         while _C.session_kill(self.sessions, signal.SIGKILL) and monotonic() < deadline:
             select.poll().poll(2)
@@ -205,7 +207,7 @@ class Job:
     # The loop.
 
     def loop(self):
-        """Until all workers have ended, and all that they started in their sessions."""
+        """Runs until all workers, and all processes in their sessions, have ended."""
         orphans = False
         while self.give_up is None or monotonic() < self.give_up:
             now = monotonic()
@@ -229,18 +231,19 @@ class Job:
             self.wait(0.01 if orphans else SILENCE)
 
     def end_silent(self, running):
-        """A stopped process counts as dead to the others, and would keep the job from ending."""
+        """Ends ranks that have stopped: the others count them as dead, and they would keep the job from ending."""
         for worker in running if self.server else ():
             if self.server.silent(worker.rank) and not worker.silent:
                 worker.silent = True
                 _C.session_kill([worker.pid], signal.SIGKILL)
 
     def end_stopped(self, running):
-        """The server hears nothing from ranks that have not joined yet; the others would wait for them for minutes."""
+        """Ends stopped ranks that have not joined yet: the server hears nothing from those, and the others would wait
+        for minutes."""
         now = monotonic()
         if self.patience <= 0 or self.plan.world == 1 or now - self.looked < SILENCE:
             return
-        slept, self.looked = now - self.looked > 3 * SILENCE, now  # we were the one that was stopped
+        slept, self.looked = now - self.looked > 3 * SILENCE, now  # this launcher itself was stopped
         for worker in running:
             if not worker.is_stopped():
                 worker.stopped = None
@@ -256,7 +259,8 @@ class Job:
         return self.signal or (self.report.failed and self.plan.on_failure == "stop")
 
     def wait_for_other_hosts(self):
-        """Their ranks need our server until they have left; a failure or a signal ends that."""
+        """Waits until the ranks of other hosts, which need our server, have left. A failure or a signal ends the
+        wait."""
         if self.plan.hosts == 1 or not self.server:
             return
         while not self.ending():
@@ -318,7 +322,7 @@ class Job:
         self.show()
 
     def show(self):
-        """Lets go what has waited for long enough, and writes what our readers take."""
+        """Lets lines go out that have waited long enough, and writes as much as our readers take."""
         now = monotonic()
         for fold in self.folds:
             fold.run(now)
@@ -328,7 +332,7 @@ class Job:
             sink.flush()
 
     def hear(self):
-        """--hosts forwards signals as bytes; where it or the way to it is gone, the job ends."""
+        """--hosts forwards signals as bytes. If it, or the way to it, is gone, the job ends."""
         try:
             heard = os.read(self.lifeline, 64)
         except OSError:
@@ -339,8 +343,10 @@ class Job:
             self.interrupt(sig)
 
     def bury(self, ended):
-        """The first bad end is the end of the job."""
-        for worker in ended if self.server else ():  # to the server, one that took its leave is not dead
+        """Handles the end of a worker. The first failure ends the job."""
+        for worker in (
+            ended if self.server else ()
+        ):  # the server does not count a rank as dead that has left in good order
             self.server.dead(worker.rank, worker.cause + ("\n" + worker.trace if worker.trace else ""))
         self.report.last = ended[-1] if ended else self.report.last
         bad = [worker for worker in ended if worker.code and not worker.told_to_end]
@@ -352,7 +358,8 @@ class Job:
         self.report.judge()
 
     def interrupt(self, sig):
-        """Ctrl-C and the like: forwarded once; the second time, or when the job ends anyway, there is no waiting."""
+        """Forwards Ctrl-C and similar signals once. The second time, or if the job ends anyway, there is no grace
+        period."""
         now = monotonic()
         self.flush_folds()
         if self.signal or self.ends:
@@ -363,7 +370,7 @@ class Job:
         self.signal = self.signal or sig
 
     def write_out(self):
-        """Waits for the reader of our output as any program does, or for a signal."""
+        """Waits until the reader has taken our output, as any program does, or until a signal."""
         for stream in self.streams:
             stream.drain()
             stream.flush()
@@ -389,25 +396,25 @@ def at(address, port):
 
 
 def listening_address(name):
-    """Where host 0 listens. A name that stands for loopback here (127.0.1.1 in /etc/hosts) stands for another address
-    elsewhere: everywhere."""
-    import _socket  # socket itself costs 4 ms
+    """Where host 0 listens. If a name means loopback here (127.0.1.1 in /etc/hosts), other hosts have another address
+    for it; then host 0 listens on all addresses."""
+    import _socket  # importing socket would take 4 ms
 
     try:
         address = _socket.getaddrinfo(name, None)[0][4][0]
     except OSError:
-        return name  # the server says what is wrong
+        return name  # the server reports what is wrong
     loopback = address.startswith("127.") or address == "::1"
     return "0.0.0.0" if loopback and name not in (address, "localhost") else name
 
 
 def secret_from(fd):
-    """The secret in the first line of a descriptor."""
+    """The secret in the first line from a descriptor."""
     line = b""
     while not line.endswith(b"\n"):
         data = os.read(fd, 1)
         if not data or len(line) > 256:
-            raise OSError("no secret came by standard input (only --hosts gives --by-ssh)")
+            raise OSError("got no secret on standard input (expected --by-ssh only from a launcher with --hosts)")
         line += data
     return bytes.fromhex(line.decode())
 

@@ -1,4 +1,4 @@
-"""The command line, as torchrun's: from words to a Plan."""
+"""The command line, with torchrun's options: from words to a Plan."""
 
 import os
 from collections import namedtuple
@@ -7,13 +7,13 @@ from pydist import _C
 
 RANKS_MAX = _C.RANKS_MAX
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15"
-PORT = 29500  # of several hosts, which have to agree on one; on one host a port is never fixed
+PORT = 29500  # for several hosts, which have to agree on one; on one host any free port
 
-# name, argument, default, help; no help: accepted as torchrun takes it, and means nothing here
+# name, argument, default, help; no help: accepted, as torchrun has it, and ignored
 OPTIONS = (
     ("nproc-per-node", "N", "1", "ranks on each host; auto or cpu: one per core; gpu: one per GPU"),
     ("nnodes", "N", "1", "hosts; MIN:MAX means MAX, sizes do not change during a job"),
-    ("node-rank", "N", "", "number of this host, 0 the one that the others connect to [0 on one host]"),
+    ("node-rank", "N", "", "number of this host; the others connect to host 0 [0 on one host]"),
     ("master-addr", "ADDR", "", "address of host 0 [127.0.0.1]"),
     ("master-port", "PORT", "", f"port of host 0 [a free one; {PORT} with several hosts]"),
     ("rdzv-endpoint", "ADDR:PORT", "", "the same as --master-addr and --master-port"),
@@ -21,25 +21,25 @@ OPTIONS = (
     ("rdzv-backend", "NAME", "static", "static or c10d, which mean the same here"),
     ("role", "NAME", "default", "ROLE_NAME of the workers"),
     ("standalone", None, False, "one host"),
-    ("insecure", None, False, "several hosts without PYDIST_SECRET_FILE: whoever reaches the port may join"),
+    ("insecure", None, False, "several hosts without PYDIST_SECRET_FILE: everybody who reaches the port may join"),
     ("module", None, False, "-m: the script is a module's name, as in python -m"),
     ("no-python", None, False, "the script is a program to run as it is"),
     ("on-failure", "WHAT", "stop", "when a rank fails: stop the others, or keep them (the last one's code counts)"),
     ("hosts", "LIST", "", "a:2,b:2: starts the job from here, by ssh: 2 ranks on host a, 2 on b [--nproc-per-node]"),
     ("hostfile", "FILE", "", "the same from a file with lines such as `a:2` or `a slots=2`"),
-    ("ssh", "COMMAND", SSH, "how --hosts reaches a host: COMMAND HOST PROGRAM; {host} in it stands for the name"),
-    ("by-ssh", None, False, "how --hosts starts each host's launcher: secret on standard input, whose end is the job's"),
-    ("max-restarts", "N", "0", "how often the job starts anew after a failure (one host)"),
+    ("ssh", "COMMAND", SSH, "how --hosts reaches a host: COMMAND HOST PROGRAM; {host} in it is the host's name"),
+    ("by-ssh", None, False, "how --hosts starts a host's launcher: secret on standard input, whose end ends the job"),
+    ("max-restarts", "N", "0", "how often the job is started again after a failure (one host)"),
     ("log-dir", "DIR", "", "writes DIR/ID/attempt_N/LOCAL_RANK/stdout.log and stderr.log; alone: as with --tee 3"),
     ("tee", "WHAT", "", "-t: into files too: 1 stdout, 2 stderr, 3 both, 0 none; or by local rank: 0:3,1:1"),
-    ("redirects", "WHAT", "", "-r: the same into files alone"),
-    ("fold", "WHAT", "", "auto: equal lines of several ranks, within 150 ms, are one, `[0-3,5] text`; off [PYDIST_FOLD, auto]"),
-    ("progress-every", "SECONDS", "30", "in a pipe or file a progress bar is a line at most so often, and at its end; 0: then"),
+    ("redirects", "WHAT", "", "-r: the same, but only into files"),
+    ("fold", "WHAT", "", "auto: equal lines of several ranks, within 150 ms, once, `[0-3,5] text`; off [PYDIST_FOLD]"),
+    ("progress-every", "SECONDS", "30", "how often a progress bar in a pipe or file is a line; 0: only at its end"),
     ("prefix", "TEXT", "[{rank}] ", "before each line of several ranks; also {host} {local_rank} {role} {time}"),
     ("color", "WHEN", "auto", "prefixes in a colour by rank: auto (a terminal, and no NO_COLOR), always or never"),
-    ("filter-ranks", "LIST", "", "shows these ranks alone, such as 0,4-7; files of --log-dir have all"),
+    ("filter-ranks", "LIST", "", "shows only these ranks, such as 0,4-7; files of --log-dir have all"),
     ("local-ranks-filter", "LIST", "", "the same by the number on each host"),
-    ("compat", None, False, "the script says `import torch`: it gets pydist (python -m pydist.compat)"),
+    ("compat", None, False, "the script imports torch and gets pydist (python -m pydist.compat)"),
     ("cpu-as-cuda", "N", "0", "pretend N GPUs on each host: cuda and nccl mean the CPU"),
     ("help", None, False, "-h: this text"),
     ("monitor-interval", "SECONDS", "", ""),
@@ -52,7 +52,7 @@ SHORT = {"-m": "--module", "-h": "--help", "-t": "--tee", "-r": "--redirects"}
 
 
 class UsageError(Exception):
-    pass
+    """The command line is wrong. The text says how."""
 
 
 _PLAN = {
@@ -64,11 +64,13 @@ _PLAN = {
 
 
 class Plan(namedtuple("Plan", _PLAN, defaults=_PLAN.values())):
-    """What a launcher does: ranks first..first + local - 1 of `world` run the command on this host. address and port
-    are host 0's; port 0: a free one. restart: how often it was started before. tee,
-    redirects: for each local rank which of its streams, 1 and 2, go into files under log_dir. slots: the ranks of each
-    host, where --hosts says them; by_ssh: this host's name, where --hosts has started this launcher. fold,
-    progress_every, prefix, color: how lines look; shown: the ranks whose lines are shown, None: all."""
+    """What a launcher does: ranks first..first + local - 1 of `world` run the command on this host.
+
+    address and port are those of host 0; port 0: a free one. restart: how often the job was started before. tee,
+    redirects: for each local rank, which of its streams, 1 and 2, go into files under log_dir. slots: the number of
+    ranks on each host, as --hosts says. by_ssh: this host's name, if --hosts started this launcher. fold,
+    progress_every, prefix, color: how lines look. shown: the ranks whose lines are shown, None: all.
+    """
 
     __slots__ = ()
 
@@ -88,14 +90,14 @@ def help_text():
         "usage: python -m pydist.run [options] script.py args...\n"
         "       python -m pydist.run [options] -m package.module args...\n\n"
         + "".join(f"  {left:26}{text}" + (f" [{default}]\n" if default else "\n") for left, text, default in rows)
-        + f"\naccepted and without meaning here: {nothing}\n"
+        + f"\naccepted and ignored: {nothing}\n"
         + "several hosts: --hosts, where ssh asks for no password; or the same command on each, with its --node-rank, and\n"
         "PYDIST_SECRET_FILE in the environment, naming a file (mode 0600, at least 32 bytes) that is the same on all\n"
     )
 
 
 def parse(argv):
-    """(options by name, command): options end at the first word without a dash, or after ``--``."""
+    """(options by name, command). Options end at the first word without a dash, or after ``--``."""
     table = {name: arg for name, arg, *_ in OPTIONS}
     options = {name: default for name, _, default, _ in OPTIONS}
     words = list(argv)
@@ -109,7 +111,7 @@ def parse(argv):
             raise UsageError(f"unknown option {word}")
         if table[name] is None:
             if equals:
-                raise UsageError(f"--{name} takes no value")
+                raise UsageError(f"--{name} got a value (expected none)")
             options[name] = True
         else:
             if not equals and not words:
@@ -138,19 +140,19 @@ def _local_ranks(options):
         if count := _pretended(options) or cuda.device_count():
             return count
         raise UsageError(
-            f"--nproc-per-node: 'gpu', but there is none: {_C.cuda_why()} (expected a number, auto or cpu)"
+            f"--nproc-per-node: gpu, but there is no GPU: {_C.cuda_why()} (expected a number, auto or cpu)"
         )
     return _number("nproc-per-node", text, 1, RANKS_MAX)
 
 
 def _hosts(options):
-    """(how many, this one's number)."""
+    """(the number of hosts, this one's number)."""
     low, colon, high = options["nnodes"].partition(":")
     low = _number("nnodes", low, 1, RANKS_MAX)
     hosts = _number("nnodes", high, low, RANKS_MAX) if colon else low
     if options["standalone"]:
         if options["nnodes"] not in ("1", "1:1"):
-            raise UsageError("--standalone and --nnodes exclude each other")
+            raise UsageError("got both --standalone and --nnodes (expected one of them)")
         hosts = 1
     if hosts > 1 and not (options["node-rank"] or options["hosts"] or options["hostfile"]):
         raise UsageError(f"--nnodes {options['nnodes']} needs --node-rank, the number of this host (0 to {hosts - 1})")
@@ -158,11 +160,11 @@ def _hosts(options):
 
 
 def host_list(options, local):
-    """(names, ranks on each) from --hosts or --hostfile; `local`: where nothing else is said."""
-    import re  # the launcher of one host starts without it
+    """(names, ranks on each) from --hosts or --hostfile; `local`: the number of ranks if nothing else is given."""
+    import re  # a launcher on one host does not need this import
 
     if options["hosts"] and options["hostfile"]:
-        raise UsageError("--hosts and --hostfile exclude each other")
+        raise UsageError("got both --hosts and --hostfile (expected one of them)")
     words = options["hosts"].split(",")
     if options["hostfile"]:
         try:
@@ -181,17 +183,17 @@ def host_list(options, local):
 
 
 def starts_hosts(options):
-    """Whether this launcher starts those of several hosts, and is none of them."""
+    """Whether this launcher starts those of several hosts and has no ranks itself."""
     return bool(options["hosts"] or options["hostfile"]) and not options["node-rank"]
 
 
 def bare(name):
-    """The host in user@host, and in [v6]."""
+    """The host in user@host and in [v6]."""
     return name.rpartition("@")[2].strip("[]")
 
 
 def _endpoint(options, hosts):
-    """(address, port) of host 0; port 0: a free one."""
+    """(address, port) of host 0. Port 0: a free one."""
     address, port = options["master-addr"], options["master-port"]
     if options["rdzv-endpoint"]:
         address, colon, end = options["rdzv-endpoint"].rpartition(":")
@@ -220,7 +222,7 @@ def _check_fixed(options):
 
 
 def _streams(name, text, local):
-    """For each local rank 0 to 3: the sum of 1 for stdout and 2 for stderr."""
+    """A number for each local rank: 1 for stdout, 2 for stderr, 3 for both, 0 for none."""
     if ":" not in text:
         return (_number(name, text or "0", 0, 3),) * local
     chosen = [0] * local
@@ -231,7 +233,7 @@ def _streams(name, text, local):
 
 
 def _files(options, local):
-    """(folder, what goes into files too, what goes there alone)."""
+    """(folder, streams that also go into files, streams that go only into files)."""
     folder, tee = options["log-dir"], options["tee"]
     if folder and not (tee or options["redirects"]):
         tee = "3"
@@ -242,7 +244,7 @@ def _files(options, local):
 
 
 def _ranks(name, text, count):
-    """The numbers in "0,2-3"; None: no list."""
+    """The numbers in "0,2-3"; None if it is not such a list."""
     if not text:
         return None
     found = set()
@@ -254,7 +256,7 @@ def _ranks(name, text, count):
 
 
 def _looks(options, slots):
-    """How lines look: fold, progress_every, prefix, color, shown."""
+    """The options for the look of lines: fold, progress_every, prefix, color, shown."""
     options = {**options, "fold": options["fold"] or os.environ.get("PYDIST_FOLD") or "auto"}
     for name, allowed in (("fold", ("auto", "off")), ("color", ("auto", "always", "never"))):
         if options[name] not in allowed:
@@ -264,7 +266,7 @@ def _looks(options, slots):
     except ValueError:
         every = -1.0
     if not 0 <= every < 1e9:
-        raise UsageError(f"--progress-every: {options['progress-every']!r} (expected seconds, 0: never)")
+        raise UsageError(f"--progress-every: {options['progress-every']!r} (expected seconds; 0: only at the end)")
     try:
         options["prefix"].format(rank="", host="", local_rank="", role="", time="")
     except (ValueError, LookupError, AttributeError, TypeError):
@@ -283,7 +285,7 @@ def _looks(options, slots):
 
 
 def environment_from(options):
-    """What the options add to the environment of the workers."""
+    """The variables that the options add to the workers' environment."""
     from pydist.compat import environment
 
     pretended = _pretended(options)
@@ -294,7 +296,7 @@ def environment_from(options):
 
 
 def plan_from(options, command):
-    """The Plan; UsageError for what contradicts itself or cannot be done."""
+    """The Plan. Raises UsageError for options that contradict each other or cannot be satisfied."""
     _check_fixed(options)
     local, names, slots = _local_ranks(options), (), ()
     if options["hosts"] or options["hostfile"]:
@@ -303,16 +305,16 @@ def plan_from(options, command):
     hosts, host = _hosts(options)
     local = slots[host] if slots else local
     if sum(slots) > RANKS_MAX or local * hosts > RANKS_MAX and not slots:
-        raise UsageError(f"{local} ranks on each of {hosts} hosts (expected at most {RANKS_MAX} together)")
+        raise UsageError(f"{local} ranks on each of {hosts} hosts (expected at most {RANKS_MAX} in all)")
     restarts = _number("max-restarts", options["max-restarts"], 0, 1000000)
     if restarts and hosts > 1:
-        raise UsageError("--max-restarts: several hosts do not restart (expected 0, or one host)")
+        raise UsageError("--max-restarts: a job on several hosts cannot be restarted (expected 0, or one host)")
     address, port = _endpoint(options, hosts)
     _check_secret(options, hosts)
     if not command:
-        raise UsageError("no script given")
+        raise UsageError("no script given (expected its path after the options)")
     if options["module"] and options["no-python"]:
-        raise UsageError("--module and --no-python exclude each other")
+        raise UsageError("got both --module and --no-python (expected one of them)")
     starts = starts_hosts(options)
     if not (options["module"] or options["no-python"] or starts or os.path.exists(command[0])):
         raise UsageError(f"no such script: {command[0]}")

@@ -1,4 +1,4 @@
-"""What the launcher says at the end: which rank failed first and why, what the others did, and the exit code."""
+"""The launcher's report at the end: which rank failed first and why, what the others did, and the exit code."""
 
 import signal
 
@@ -9,16 +9,16 @@ from pydist._launch.worker import signal_name
 class Report:
     def __init__(self, plan, say):
         self.plan, self.say = plan, say
-        self.server = None  # host 0's: hears of exceptions on other hosts too
-        self.workers = []  # of this host
-        self.failed = []  # workers in order of death; not those that the launcher ended
+        self.server = None  # host 0's server, which also hears of exceptions on other hosts
+        self.workers = []  # the workers of this host
+        self.failed = []  # workers in the order of their deaths, without those that the launcher ended
         self.last = None  # the worker that ended last
         self.judged = False
-        self.root = None  # the worker that failed first; None once judged: one of another host
-        self.text = ""  # its traceback, which was shown
+        self.root = None  # the worker that failed first; None after judge(): it is on another host
+        self.text = ""  # its traceback, which the launcher has shown
 
     def judge(self, last=False):
-        """Names the rank that failed first, once that is known: not one that ended only because a peer did."""
+        """Names the rank that failed first, once that is known, and not one that ended only because of another rank."""
         if self.judged or not self.failed:
             return
         raised = self.server and self.server.first_raised()
@@ -40,7 +40,8 @@ class Report:
         self.judged, self.root, self.text = True, root, text
 
     def write(self, by_signal):
-        """What is left to say; the exit code. by_signal: the signal that ended the launcher, None: none did."""
+        """Writes the rest of the report. Returns the exit code. by_signal: the signal that ended the launcher, or
+        None."""
         if by_signal:
             self._write_places(by_signal)
             return 128 + by_signal
@@ -64,13 +65,13 @@ class Report:
     @staticmethod
     def _end_of(worker):
         if worker.code is None:
-            return "cannot be killed"
+            return "did not end after SIGKILL"
         if worker.told_to_end:
             return f"ended by the launcher ({signal_name(worker.told_to_end)})"
         return f"then {worker.cause}"
 
     def _write_places(self, by_signal):
-        """Four lines at most: where the ranks were."""
+        """Writes at most four lines: where the ranks were."""
         ctrl_c = " (Ctrl-C)" if by_signal == signal.SIGINT else ""
         if not self.plan.by_ssh:
             self.say(f"pydist.run: ended by {signal_name(by_signal)}{ctrl_c}")

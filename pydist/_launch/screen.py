@@ -1,9 +1,9 @@
-"""What a program shows at the bottom of its output, where it moves the cursor: the rows that a terminal would have.
+r"""The bottom of a program's output if it moves the cursor: the rows that a terminal would show.
 
-A row holds the text after its last ``\\r``: a progress bar is a state, not a line. A row becomes a line when a newline has
-ended it and the cursor cannot come back to it. Programs with several bars go up with ``ESC [ A``, so the rows that they
-went up to are kept, at most 8, until the cursor has left them for good. ``ESC [ K`` and ``ESC [ J`` erase, colours stay in
-the text, all other escape sequences are dropped.
+A row holds the text after its last ``\r``: a progress bar is a state, not a line. A row becomes a line when a newline
+has ended it and the cursor cannot come back to it. Programs with several bars move up with ``ESC [ A``, so the rows
+that they moved up to are kept, at most 8, until the cursor has left them for good. ``ESC [ K`` and ``ESC [ J`` erase,
+colours stay in the text, and all other escape sequences are dropped.
 """
 
 import re
@@ -11,7 +11,7 @@ import re
 from pydist._launch.stream import LINE_MAX
 
 ROWS = 8
-TAIL_MAX = 64  # bytes of an escape sequence that has not ended yet
+TAIL_MAX = 64  # most bytes of an escape sequence that has not ended yet
 
 COLOUR = rb"\x1b\[[0-9;:]*m"
 _colours = re.compile(COLOUR)
@@ -29,7 +29,7 @@ def needed(data):
 
 
 def visible(text):
-    """The text without colours and blanks around it."""
+    """The text without colours, and without blanks around it."""
     return _colours.sub(b"", text).strip()
 
 
@@ -37,7 +37,7 @@ class _Row:
     __slots__ = ("text", "piece", "at_start", "is_bar", "is_erased")
 
     def __init__(self, text=b""):
-        self.text = self.piece = text  # what is shown; what has come since the cursor stood at the row's start
+        self.text = self.piece = text  # the shown text; the text since the cursor was at the row's start
         self.at_start = self.is_bar = self.is_erased = False
 
     def write(self, text):
@@ -47,7 +47,7 @@ class _Row:
         if goes_on or not self.text or visible(self.piece):
             self.text, self.is_erased = self.piece, False
         elif self.piece:
-            self.is_erased = True  # blanks over a text
+            self.is_erased = True  # blanks that overwrite a text
 
     def erase(self):
         self.text = self.piece = b""
@@ -59,12 +59,12 @@ class _Row:
 
 
 class Screen:
-    """`text`: the unfinished line that the program has written before."""
+    """`text`: the unfinished line that the program has written so far."""
 
     def __init__(self, text=b""):
         self.rows, self.cursor = [_Row(text)], 0
         self.height = 1  # rows that the program may come back to
-        self.live = False  # it hides the cursor, so it will come back
+        self.live = False  # the program hides the cursor, so it will come back
         self.went_up = False
         self.tail = b""  # the beginning of an escape sequence
         self.lines = []
@@ -94,13 +94,13 @@ class Screen:
         return self._take()
 
     def settle(self):
-        """Nothing came for a while after a newline: all above the cursor are lines."""
+        """Called when nothing came for a while after a newline: all rows above the cursor become lines."""
         self._end_rows(self.cursor)
         self.height = 1
         return self._take()
 
     def end(self):
-        """Nothing comes any more: what is shown are lines."""
+        """Called at the end: all shown rows become lines."""
         if self.is_resting:
             self._end_rows(self.cursor)
         self.lines += self.state
@@ -108,17 +108,17 @@ class Screen:
 
     @property
     def state(self):
-        """The rows that are shown."""
+        """The shown rows."""
         return [row.shown for row in self.rows if visible(row.shown)]
 
     @property
     def is_resting(self):
-        """A newline was the last thing, and rows above it are kept."""
+        """Whether a newline came last and rows above it are kept."""
         return len(self.rows) > 1 and self.cursor == len(self.rows) - 1 and not self.rows[-1].text
 
     @property
     def plain(self):
-        """The unfinished line, where there is nothing more; None: there is."""
+        """The unfinished line if there is nothing more; otherwise None."""
         row = self.rows[0]
         return None if len(self.rows) > 1 or row.is_bar or row.is_erased or self.live or self.tail else row.text
 
@@ -127,7 +127,7 @@ class Screen:
         return b"\n".join(lines) + b"\n" if lines else b""
 
     def _row(self, number):
-        """The cursor goes to the start of this row."""
+        """Moves the cursor to the start of this row."""
         self.cursor = number
         row = self.rows[number]
         row.at_start = True
@@ -138,7 +138,7 @@ class Screen:
             self._row(self.cursor + 1)
             return
         if any(row.is_bar for row in self.rows):
-            self.height = max(self.height, 2)  # the next one may be a second bar
+            self.height = max(self.height, 2)  # the next row may be a second bar
         elif not self.live:
             self.height = 1
         self.rows.append(_Row())
@@ -152,7 +152,7 @@ class Screen:
             self.cursor -= count
 
     def _leave_above(self):
-        """Where the cursor went up to, the program's rows begin."""
+        """The program's rows begin where the cursor has moved up to."""
         if self.went_up:
             self.went_up = False
             self.height = len(self.rows) - self.cursor

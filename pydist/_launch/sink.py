@@ -1,4 +1,4 @@
-"""Where the launcher writes: whole lines, and on a terminal some status rows below them. Never blocks."""
+"""Where the launcher writes: whole lines, and on a terminal some status rows below them. It never blocks."""
 
 import os
 import select
@@ -8,14 +8,14 @@ from pydist._launch.fold import DRAW, NEVER
 
 
 class Sink:
-    """The launcher's stdout or stderr (one object where both are the same terminal or file)."""
+    """The launcher's stdout or stderr. There is one object for both if they are the same terminal or file."""
 
     def __init__(self, fd):
         self.fd = fd
         self.terminal = os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
         self.queue = bytearray()
         self.closed = False
-        self.folds = []  # whose states the status rows are
+        self.folds = []  # the folds whose states are the status rows
         self.rows = []  # the status rows that are drawn
         self.drawn, self.draw_due = 0.0, NEVER  # when they were drawn, and when they will be
         self.ready = select.poll()
@@ -29,15 +29,15 @@ class Sink:
             self.queue += data
 
     def lines(self, data):
-        """Whole lines: above the status rows, if there are some."""
+        """Writes whole lines, above the status rows if there are any."""
         self.put(self.erased() + data + b"\n".join(self.rows) if self.rows else data)
 
     def erased(self):
-        """What erases the status rows."""
+        """The bytes that erase the status rows."""
         return b"\r\x1b[K" + b"\x1b[A\x1b[K" * (len(self.rows) - 1) if self.rows else b""
 
     def redraw(self):
-        """A state has changed."""
+        """Called when a state has changed."""
         if self.draw_due == NEVER:
             self.draw_due = max(monotonic(), self.drawn + DRAW)
 
@@ -51,17 +51,17 @@ class Sink:
             self.rows = rows
 
     def flush(self):
-        """Writes what the reader takes without blocking: POLLOUT promises room for PIPE_BUF bytes in a pipe."""
+        """Writes as much as the reader takes without blocking: POLLOUT promises room for PIPE_BUF bytes in a pipe."""
         try:
             while self.queue and self.ready.poll(0):
                 del self.queue[: os.write(self.fd, self.queue[: select.PIPE_BUF])]
-        except OSError:  # the reader is gone; the workers feel it on their pipes as they would on ours
+        except OSError:  # the reader is gone; the workers see that on their pipes, as they would on ours
             self.closed = True
             self.queue.clear()
 
 
 class Nowhere:
-    """What is not shown: a sink and a lane."""
+    """A sink and a lane for output that is not shown."""
 
     terminal = closed = is_paused = False
 

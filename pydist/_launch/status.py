@@ -1,4 +1,4 @@
-"""The rows below the lines on a terminal: what the ranks have not finished yet, mostly progress bars."""
+"""The rows below the lines on a terminal: the unfinished lines of the ranks, mostly progress bars."""
 
 import re
 import unicodedata
@@ -13,7 +13,8 @@ _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 def status_rows(folds, columns):
-    """At most STATUS_ROWS rows. Bars of one name and total are one row; where that is too much, bars of one total."""
+    """At most STATUS_ROWS rows. Bars with the same name and total share a row; if that is too much, bars with the same
+    total."""
     bars = [_Bar(rank, row, fold) for fold in folds for rank, row in fold.states()]
     groups = {}
     for key in (lambda bar: bar.key, lambda bar: bar.total):
@@ -45,7 +46,7 @@ def _number(text):
 
 
 def _row(group):
-    """The bar of the lowest rank where all agree, else from where to where they are."""
+    """The bar of the lowest rank if all agree; otherwise it shows the range of their positions."""
     group = sorted(group, key=lambda bar: bar.rank)
     first = group[0]
     ranks = tuple(sorted({bar.rank for bar in group}))
@@ -58,12 +59,12 @@ def _row(group):
 
 
 def cut(row, width):
-    """The row without control characters, at most so wide; negative: as wide as it is."""
+    """The row without control characters, cut to this width; negative: not cut."""
     shown, at = [], 0
     for piece in _pieces.findall(row.decode("utf-8", "replace")):
         if piece[0] == "\x1b" and len(piece) > 1:
             shown.append(piece)
-        elif piece.isprintable():  # no control character
+        elif piece.isprintable():  # not a control character
             at += 0 if unicodedata.combining(piece) else 2 if unicodedata.east_asian_width(piece) in "WF" else 1
             if at > width >= 0:
                 break

@@ -1,10 +1,10 @@
-"""What one pipe of one worker says, as lines for the rank's lane and as what is unfinished, its state.
+r"""One pipe of one worker: its lines go to the rank's lane, its unfinished text is its state.
 
-``\\n`` ends a line; a Screen says what is shown where a worker moves the cursor. A line over 1 MiB is cut into several.
-With one rank the bytes pass through as they are.
+``\n`` ends a line. A Screen says what is shown if a worker moves the cursor. A line over 1 MiB is cut into several.
+With one rank the bytes pass through unchanged.
 
-Tracebacks: what a worker writes to stderr from "Traceback (most recent call last):" on is held back for half a second.
-If the worker goes on, it was no end and is shown; if it ends, the report decides.
+Tracebacks: text on stderr from "Traceback (most recent call last):" on is held back for half a second. If the worker
+goes on, it was not its end and is shown; if the worker ends, the report decides.
 """
 
 import os
@@ -14,12 +14,12 @@ from pydist._launch.traces import MARK, MARK_SYNTAX
 
 HOLD = 0.5  # s that a traceback is held back
 LINE_MAX = 1 << 20  # longer lines are cut
-REST = 0.15  # s after a newline until rows that a worker could still come back to are lines
+REST = 0.15  # s after a newline after which rows become lines, even if a worker could come back to them
 TRACE_MAX = 1 << 18  # longer tracebacks are not held back
 
 
 def visible(text):
-    """The text without colours and blanks around it."""
+    """The text without colours, and without blanks around it."""
     if b"\x1b" not in text:
         return text.strip()
     from pydist._launch.screen import visible
@@ -28,17 +28,17 @@ def visible(text):
 
 
 class Stream:
-    """Reads `fd` and gives lines to `lane`, or where there is none all bytes to `sink`; `catches`: holds tracebacks back;
-    `file`: gets the bytes as they are."""
+    """Reads `fd` and gives lines to `lane`; without a lane, all bytes to `sink`. `catches`: holds tracebacks back.
+    `file`: gets the bytes unchanged."""
 
     def __init__(self, rank, fd, sink, lane, catches, file=None):
         self.rank, self.fd, self.sink, self.lane = rank, fd, sink, lane
         self.catches, self.file = catches, file
-        self.open = b""  # the beginning of what may become a traceback
+        self.open = b""  # the beginning of text that may become a traceback
         self.line = b""  # the text after the last newline
-        self.screen = None  # what is shown, where that is more than a line
-        self.rest_due = None  # when rows above the cursor are lines
-        self.fresh = True  # nothing came yet
+        self.screen = None  # the shown rows, if they are more than a line
+        self.rest_due = None  # when rows above the cursor become lines
+        self.fresh = True  # nothing has come yet
         self.held = False  # `trace` waits for the worker's end, or for `due`
         self.trace = b""  # the last text of this stream, from its traceback on
         self.due = 0.0
@@ -48,7 +48,7 @@ class Stream:
         return self.lane is not None and self.lane.is_paused
 
     def read(self):
-        """False at the end or when nothing is there yet; `fd` is None once it ended."""
+        """Returns False at the end, or if nothing is there yet. `fd` is None after the end."""
         try:
             data = os.read(self.fd, 1 << 16)
         except BlockingIOError:
@@ -64,7 +64,7 @@ class Stream:
         return True
 
     def drain(self):
-        """What is there now, and no more than a pipe holds: a grandchild may keep writing."""
+        """Reads what is there now, but no more than a pipe holds: a grandchild may keep writing."""
         for _ in range(16):
             if self.fd is None or not self.read():
                 return
@@ -80,7 +80,7 @@ class Stream:
             self.file = None
 
     def write(self, data):
-        """A full disk ends the file, not the job."""
+        """Writes to the file. A full disk ends the file, not the job."""
         try:
             while data:
                 data = data[os.write(self.file, data) :]
@@ -103,7 +103,7 @@ class Stream:
                 self.emit(data[:at])
                 self.held, self.trace, self.due = True, data[at:], monotonic() + HOLD
                 return
-            self.trace = b""  # an earlier one was not the end
+            self.trace = b""  # an earlier traceback was not the end
         self.emit(data)
 
     def emit(self, data):
@@ -124,7 +124,7 @@ class Stream:
         self.lane.show(rows)
 
     def plain(self, data):
-        """(lines, rows of the state)"""
+        """(lines, rows of the state)."""
         data = self.line + data
         cut = data.rfind(b"\n") + 1
         lines, self.line = data[:cut], data[cut:]
@@ -143,7 +143,7 @@ class Stream:
             self.line, self.screen = line, None
 
     def settle(self):
-        """Nothing came since the newline."""
+        """Called when nothing came for a while after the newline."""
         self.rest_due = None
         if lines := self.screen.settle():
             self.lane.lines(lines)
@@ -151,14 +151,14 @@ class Stream:
         self.leave_screen()
 
     def release(self):
-        """Shows the held text; it stays the trace until something follows."""
+        """Shows the held text. It stays the trace until something follows."""
         if self.held:
             self.held = False
             text, self.open = self.open + self.trace, b""
             self.emit(text)
 
     def flush(self):
-        """The worker has ended: what is unfinished are lines."""
+        """Called when the worker has ended: its unfinished text becomes lines."""
         text, self.open = self.open, b""
         if self.lane is None:
             self.sink.put(text)

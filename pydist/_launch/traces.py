@@ -1,14 +1,16 @@
-"""Tracebacks, as text: what was raised, and where."""
+"""Tracebacks as text: which exception was raised, and where."""
 
 import os
 
 MARK = b"Traceback (most recent call last):\n"
-MARK_SYNTAX = b'  File "'  # a syntax error in the script itself has no other first line
-OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # frames of the package are not the user's
+MARK_SYNTAX = b'  File "'  # the first line for a syntax error in the script itself
+OWN = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+)  # frames of the package are not frames of the user's program
 
 
 def exceptions(text):
-    """The "Type: message" lines in a traceback, in order; the last one is what was raised."""
+    """The "Type: message" lines in a traceback, in order. The last one was raised."""
     found, inside = [], False
     for line in text.split("\n"):
         if line[:4] in ("  | ", "  + "):  # an exception group
@@ -16,17 +18,18 @@ def exceptions(text):
         if line.endswith(MARK[:-1].decode()) or line.startswith(MARK_SYNTAX.decode()):
             inside = True
         elif inside and line and not line[0].isspace():
-            found.append(line.removeprefix("__main__."))  # which Python 3.11 leaves out itself
+            found.append(line.removeprefix("__main__."))  # Python 3.11 leaves these lines out itself
             inside = False
     return found
 
 
 def is_peer_failed(text):
+    """Whether the traceback ends with PeerFailed."""
     return any(line.partition(":")[0].rpartition(".")[2] == "PeerFailed" for line in exceptions(text))
 
 
 def place(text):
-    """Where a traceback ends: "train.py:31 in step", the last line outside pydist where there is one."""
+    """Where a traceback ends, such as "train.py:31 in step": the last line outside pydist if there is one."""
     frames = [line.split('"', 2) for line in text.split("\n") if line.startswith('  File "') and line.count('"') > 1]
     frames = [frame for frame in frames if OWN not in frame[1] or OWN + "examples" in frame[1]] or frames
     if not frames:
@@ -37,7 +40,7 @@ def place(text):
 
 
 def spans(ranks, comma=","):
-    """[0, 1, 2, 5] -> "0-2,5"."""
+    """Text for numbers: "0-2,5" for [0, 1, 2, 5]."""
     runs = []
     for rank in ranks:
         if runs and runs[-1][1] == rank - 1:
@@ -48,5 +51,5 @@ def spans(ranks, comma=","):
 
 
 def listed(ranks):
-    """[0, 1, 2, 5] -> "ranks 0-2, 5"."""
+    """Text for ranks: "ranks 0-2, 5" for [0, 1, 2, 5]."""
     return ("rank " if len(ranks) == 1 else "ranks ") + spans(ranks, ", ")

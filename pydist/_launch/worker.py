@@ -8,7 +8,7 @@ from pydist._launch.traces import exceptions, is_peer_failed
 
 
 def free_port():
-    import _socket  # socket itself costs 4 ms
+    import _socket  # importing socket would take 4 ms
 
     probe = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
     probe.bind(("", 0))
@@ -28,10 +28,11 @@ def worker_argv(plan):
 
 
 def worker_env(plan, control, secret_fd, columns):
-    """A function of the local rank: that worker's environment as "NAME=value". control: where the control server is."""
+    """A function from the local rank to that worker's environment, as "NAME=value". control: the control server's
+    address."""
     base = dict(os.environb)
     base.setdefault(b"PYTHONUNBUFFERED", b"1")
-    if columns:  # a bar cannot ask the pipe for the terminal's width
+    if columns:  # a progress bar cannot ask a pipe for the terminal's width
         base.setdefault(b"COLUMNS", b"%d" % columns)
     common = {
         "WORLD_SIZE": plan.world, "LOCAL_WORLD_SIZE": plan.local, "ROLE_WORLD_SIZE": plan.world,
@@ -53,11 +54,11 @@ def worker_env(plan, control, secret_fd, columns):
 class Worker:
     def __init__(self, rank, pid, out, err):
         self.rank, self.pid, self.out, self.err = rank, pid, out, err
-        self.code = None  # as a shell gives it; None while it runs
+        self.code = None  # the exit code as a shell gives it; None while the process runs
         self.cause = ""  # "exited with code 3"
         self.because_of_peer = False
-        self.silent = False  # killed because nothing was heard from it
-        self.stopped = None  # since when its process is stopped, as far as we have looked
+        self.silent = False  # the launcher killed it because it no longer responded
+        self.stopped = None  # since when its process is stopped, as the last check saw it
         self.told_to_end = None  # the signal that the launcher sent
 
     @property
@@ -65,7 +66,7 @@ class Worker:
         return self.err.trace.decode("utf-8", "replace")
 
     def look(self):
-        """True if the worker has ended since the last look; leaves the zombie."""
+        """True if the worker has ended since the last look. Leaves the zombie."""
         info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) if self.code is None else None
         if info is None:
             return False
@@ -80,7 +81,7 @@ class Worker:
         return True
 
     def is_stopped(self):
-        """By SIGSTOP or Ctrl-Z; a debugger's is another state."""
+        """Whether SIGSTOP or Ctrl-Z has stopped it; a debugger's stop is another state."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 return file.read().rpartition(b")")[2].split()[0] == b"T"
@@ -95,7 +96,7 @@ class Worker:
             if info.si_status == signal.SIGKILL and not self.told_to_end:
                 hint += "; out of memory?"
             if self.silent:
-                return "did not respond any more (stopped, or swapped out) and was killed"
+                return "no longer responded (stopped, or swapped out), so the launcher killed it"
             return f"died: {signal_name(info.si_status)} ({hint})"
         if info.si_status == 1 and found:
             return f"raised {found[-1]}"

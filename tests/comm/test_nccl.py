@@ -140,7 +140,7 @@ def test_reports_name_gpus_and_nccl():
     found = list(gpus.findings())
     assert found[0][1] == "GPU driver" and all(severity in ("ok", "warning", "problem") for severity, _, _ in found)
     if not _C.cuda_count() and not gpus.driver():
-        assert found == [("ok", "GPU driver", "no NVIDIA driver: computes on the CPU")]
+        assert found == [("ok", "GPU driver", "no NVIDIA driver: pydist computes on the CPU")]
 
 
 def test_the_drivers_version(tmp_path):

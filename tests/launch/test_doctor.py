@@ -250,7 +250,7 @@ def test_what_attach_makes_of_answers():
         return attach.Rank(10 + number, number, 4, on, place, "record")
 
     for ranks, severity, text in (
-        ([rank(0, None), rank(1, None)], "ok", "nobody waits"),
+        ([rank(0, None), rank(1, None)], "ok", "no rank waits for another one"),
         (
             [rank(0, 1), rank(1, 2), rank(2, 1)],
             "problem",
