@@ -1,12 +1,13 @@
-"""Functions of tensors that are made of other ops, and the names under which PyTorch has them: as functions of pydist,
-as methods of Tensor, or both. What they are made of gives the gradients.
+"""Functions of tensors that are made of other ops, with PyTorch's names: as functions of pydist, as methods of Tensor,
+or both. The ops that they are made of give the gradients.
 
-The files in _index.LATER are imported when one of their names is first used: until then a method is a stand-in. Where a
-function or method is added to them, `python tools/index.py` writes that list.
+The first use of a name in _index.LATER imports its file; until then a method is a stand-in. After a function or method
+is added to such a file, `python tools/index.py` writes that list.
 
 Some functions are slow on purpose, because few programs call them: `combinations` makes every row in Python,
 `repeat_interleave` reads a tensor of repeats into Python, `unique` with a dim sorts once for each element of a slice,
-and `mode` compares each element with all others along dim."""
+and `mode` compares each element with all others along dim.
+"""
 
 from importlib import import_module
 
@@ -30,10 +31,10 @@ def __getattr__(name):
 
 def _stand_in(file, name):
     def first(self, *args, **kwargs):
-        import_module(f"pydist._functions.{file}")  # puts the method in this one's place
+        import_module(f"pydist._functions.{file}")  # replaces this stand-in by the method
         return getattr(self, name)(*args, **kwargs)
 
-    first.__name__, first.__doc__ = name, f"{name}: in pydist._functions.{file}, which the first call imports."
+    first.__name__, first.__doc__ = name, f"{name}: in pydist._functions.{file}, which its first call imports."
     setattr(Tensor, name, first)
 
 

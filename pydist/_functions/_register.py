@@ -1,4 +1,5 @@
-"""How a function of this package becomes one of pydist, a method of Tensor, or both; and arguments that many take."""
+"""How a function of this package becomes a function of pydist, a method of Tensor, or both; and helpers for common
+arguments."""
 
 from collections import namedtuple
 from functools import wraps
@@ -6,8 +7,8 @@ from functools import wraps
 from pydist import _C
 from pydist._C import Tensor
 
-NAMES = {}  # the functions of pydist
-# the engine's, without a generator
+NAMES = {}  # all functions of pydist
+# the engine's methods, without a generator
 FILLS = {name: getattr(Tensor, name) for name in ("bernoulli_", "normal_", "uniform_")}
 
 
@@ -26,8 +27,8 @@ _WITH_OUT = frozenset(
 
 
 def with_out(f, **also):
-    """f, which takes `out` too: a tensor (or a tuple of as many as f's results) to write into. `also`: other names of f's
-    arguments, as in with_out(inv, input="A")."""
+    """f with one more argument, `out`: a tensor to write the result into (or a tuple with one tensor for each result).
+    `also`: other names of f's arguments, as in with_out(inv, input="A")."""
 
     @wraps(f)
     def call(*args, out=None, **kwargs):
@@ -50,6 +51,7 @@ def with_out(f, **also):
 
 
 def function(f):
+    """Makes f a function of pydist."""
     if f.__name__ in _WITH_OUT:
         f = with_out(f)
     NAMES[f.__name__] = f
@@ -57,23 +59,28 @@ def function(f):
 
 
 def method(f):
+    """Makes f a method of Tensor."""
     setattr(Tensor, f.__name__, f)
     return f
 
 
 def both(f):
-    return method(function(f))  # torch.f(x, out=y); a method takes it, too
+    """Makes f a function of pydist and a method of Tensor."""
+    return method(function(f))  # for torch.f(x, out=y); the method takes out, too
 
 
 def in_place(f):
     """The method f_, which writes f's result into the tensor."""
 
     def write(self, *args, **kwargs):
-        kept = self.clone() if self.requires_grad else self  # what the gradient may read
+        kept = self.clone() if self.requires_grad else self  # a copy, because the gradient may read it
         result = f(kept, *args, **kwargs)
         rounds = result.is_floating_point() and not self.is_floating_point()
         if rounds or self.dtype is _C.bool and result.dtype is not _C.bool:
-            raise _C.DTypeError(f"{write.__name__}: the result is {result.dtype}, the tensor written {self.dtype}")
+            raise _C.DTypeError(
+                f"{write.__name__}: the result is {result.dtype}, but the tensor is {self.dtype} (expected equal "
+                "dtypes)"
+            )
         return self.copy_(result)
 
     write.__name__ = write.__qualname__ = f.__name__ + "_"
@@ -83,7 +90,7 @@ def in_place(f):
 
 
 def values_indices(f):
-    """f, whose pair of tensors becomes a named tuple (values, indices)."""
+    """f with its two results as a named tuple (values, indices)."""
     kind = namedtuple(f.__name__, "values indices")
 
     @wraps(f)
@@ -95,54 +102,60 @@ def values_indices(f):
 
 
 def axis_of(name, dim, ndim):
-    """dim counted from the front."""
+    """dim, counted from the front."""
     if not -max(ndim, 1) <= dim < max(ndim, 1):
         raise _C.DimError(f"{name}: dimension {dim} is out of range (expected {-max(ndim, 1)} to {max(ndim, 1) - 1})")
     return dim % max(ndim, 1)
 
 
 def size_along(name, input, dim):
-    """input's size along dim; a 0-d tensor has none."""
+    """input's size along dim. Raises PositionError for a 0-d tensor."""
     if input.dim() == 0:
         raise _C.PositionError(f"{name}: a 0-d tensor has no dimension {dim}")
     return input.shape[axis_of(name, dim, input.dim())]
 
 
 def few_pieces(name, count):
-    """Refuses what would take hours and end without memory: every piece is a Python object."""
+    """Raises ArgumentError for a very large number of pieces: each is a Python object, so it would take hours and all
+    memory."""
     if count > 1 << 24:
-        raise _C.ArgumentError(f"{name}: {count} pieces (expected at most {1 << 24})")
+        raise _C.ArgumentError(f"{name}: got {count} pieces (expected at most {1 << 24})")
     return count
 
 
 def want_tensors(name, *args):
+    """Raises TypeError unless all arguments are tensors."""
     for a in args:
         if not isinstance(a, Tensor):
             raise TypeError(f"{name}: got {type(a).__name__} (expected Tensor)")
 
 
 def as_floats(*operands):
-    """The two, tensors or numbers, as tensors of the floating dtype in which arithmetic computes them."""
+    """The two tensors or numbers as tensors of the floating dtype in which arithmetic computes them."""
     dtype = _C.result_type(*operands)
     dtype = dtype if dtype.is_floating_point else _C.get_default_dtype()
     return [t.to(dtype) if isinstance(t, Tensor) else _C.tensor(t, dtype=dtype) for t in operands]
 
 
 def as_tuple(v):
+    """The argument as a tuple."""
     return tuple(v) if isinstance(v, (tuple, list)) else (v,)
 
 
 def varargs(v):
+    """Arguments that were given one by one or as one list."""
     return as_tuple(v[0]) if len(v) == 1 else tuple(v)
 
 
 def broadcast_shape(name, shapes):
-    """What shapes broadcast to."""
+    """The shape to which the shapes broadcast."""
     n = max(map(len, shapes), default=0)
     out = [1] * n
     for shape in shapes:
         for d, size in enumerate(shape, n - len(shape)):
             if size != 1 and out[d] not in (1, size):
-                raise RuntimeError(f"{name}: the shapes {[tuple(s) for s in shapes]} do not broadcast")
+                raise RuntimeError(
+                    f"{name}: the shapes {[tuple(s) for s in shapes]} do not broadcast (expected equal sizes, or 1)"
+                )
             out[d] = size if out[d] == 1 else out[d]
     return out

@@ -29,7 +29,7 @@ for _name, _theirs in (
 
 @both
 def logdet(input):
-    """The logarithm of the determinants of square matrices; NaN where they are negative."""
+    """The logarithm of the determinants of square matrices; NaN if a determinant is negative."""
     sign, size = linalg.slogdet(input)
     return size.masked_fill(sign < 0, float("nan"))
 
@@ -42,7 +42,7 @@ def cholesky(input, upper=False):
 
 @both
 def cholesky_solve(input, input2, upper=False):
-    """X with L L^T X = input, L being input2 (upper: L^T L X = input)."""
+    """X with L L^T X = input, where L is input2 (upper: L^T L X = input)."""
     L = input2
     first = linalg.solve_triangular(L.mT if upper else L, input, upper=False)
     return linalg.solve_triangular(L if upper else L.mT, first, upper=True)
@@ -50,7 +50,7 @@ def cholesky_solve(input, input2, upper=False):
 
 @both
 def cholesky_inverse(input, upper=False):
-    """The inverse of L L^T, L being input (upper: L^T L)."""
+    """The inverse of L L^T, where L is input (upper: L^T L)."""
     L = input
     return linalg.inv(L.mT @ L if upper else L @ L.mT)
 
@@ -63,7 +63,7 @@ def qr(input, some=True):
 
 @both
 def svd(input, some=True, compute_uv=True):
-    """(U, S, V): input = U diag(S) V^T; some=False: U and V square."""
+    """(U, S, V) with input = U diag(S) V^T. some=False: U and V are square."""
     u, s, vh = linalg.svd(input, full_matrices=not some)
     if not compute_uv:
         u, vh = _C.zeros(u.shape, dtype=u.dtype), _C.zeros(vh.shape, dtype=vh.dtype)

@@ -23,19 +23,19 @@ def hypot(input, other):
 
 @both
 def fmax(input, other):
-    """The larger one; a NaN gives the other."""
+    """The larger of the two. If one of them is NaN, the other one."""
     return _C.where((input >= other) | isnan(other), input, other)
 
 
 @both
 def fmin(input, other):
-    """The smaller one; a NaN gives the other."""
+    """The smaller of the two. If one of them is NaN, the other one."""
     return _C.where((input <= other) | isnan(other), input, other)
 
 
 @both
 def signbit(input):
-    """True where the sign is negative, also of -0.0."""
+    """True if the sign is negative, also for -0.0."""
     if not input.is_floating_point():
         return input < 0
     return (input < 0) | (input == 0) & (1.0 / input.detach() < 0)
@@ -53,12 +53,12 @@ def copysign(input, other):
 @in_place
 @both
 def nextafter(input, other):
-    """The next number of the dtype from input towards other."""
+    """The next number of the dtype after input in the direction of other."""
     import numpy as np
 
     want_tensors("nextafter", input, other)
     if input.dtype is not other.dtype or input.dtype not in (_C.float32, _C.float64):
-        raise RuntimeError(f"nextafter: {input.dtype}, {other.dtype} (expected both float32 or both float64)")
+        raise RuntimeError(f"nextafter: got {input.dtype} and {other.dtype} (expected both float32 or both float64)")
     target = _C.tensor(np.nextafter(input.detach().numpy(), other.detach().numpy()))
     if not input.requires_grad:
         return target
@@ -68,7 +68,7 @@ def nextafter(input, other):
 @in_place
 @both
 def xlogy(input, other):
-    """input * log(other), 0 where input is 0."""
+    """input * log(other); 0 if input is 0."""
     input, other = as_floats(input, other)
     zero = (input == 0) & ((other <= 0) | (other == math.inf))
     safe = _C.where(zero, _C.ones((), dtype=other.dtype), other)
@@ -78,7 +78,7 @@ def xlogy(input, other):
 @in_place
 @both
 def heaviside(input, values):
-    """0 where input is negative, 1 where it is positive, values where it is 0."""
+    """0 if input is negative, 1 if it is positive, values if it is 0."""
     return _C.where(input == 0, values, (input > 0).to(input.dtype))
 
 
@@ -107,21 +107,21 @@ def ldexp(input, other):
 @in_place
 @both
 def deg2rad(input):
-    """Degrees as radians."""
+    """Degrees converted to radians."""
     return input * (math.pi / 180)
 
 
 @in_place
 @both
 def rad2deg(input):
-    """Radians as degrees."""
+    """Radians converted to degrees."""
     return input * (180 / math.pi)
 
 
 @in_place
 @both
 def logit(input, eps=None):
-    """log(x / (1 - x)), x being input kept between eps and 1 - eps."""
+    """log(x / (1 - x)), where x is input limited to [eps, 1 - eps]."""
     x = input if input.is_floating_point() else input.float()
     x = x if eps is None else x.clamp(eps, 1 - eps)
     return x.log() - (-x).log1p()
@@ -139,7 +139,7 @@ def sinc(input):
 @in_place
 @both
 def sgn(input):
-    """sign; of complex numbers x / |x|, 0 at 0."""
+    """The sign; for complex numbers x / |x|, and 0 at 0."""
     if not input.is_complex():
         return input.sign()
     size = input.abs()
@@ -154,13 +154,13 @@ def positive(input):
 
 @both
 def isneginf(input):
-    """True where input is -inf."""
+    """True for elements that are -inf."""
     return input == -math.inf
 
 
 @both
 def isposinf(input):
-    """True where input is inf."""
+    """True for elements that are inf."""
     return input == math.inf
 
 
@@ -168,7 +168,7 @@ def _whole(name, *tensors):
     want_tensors(name, *tensors)
     for t in tensors:
         if t.is_floating_point():
-            raise RuntimeError(f"{name}: {t.dtype} (expected integers)")
+            raise RuntimeError(f"{name}: got {t.dtype} (expected an integer dtype)")
     dtype = _C.result_type(*tensors)
     return [t.to(dtype) for t in tensors]
 
@@ -195,7 +195,7 @@ def lcm(input, other):
 
 @both
 def frexp(input):
-    """(mantissa, exponent): input = mantissa * 2 ** exponent, 0.5 <= |mantissa| < 1."""
+    """(mantissa, exponent) with input = mantissa * 2 ** exponent and 0.5 <= |mantissa| < 1."""
     zero = (input == 0) | ~isfinite(input)
     size = masked_fill(input.detach().abs(), zero, 1.0)
     exponent = size.double().log2().floor() + 1
@@ -208,7 +208,7 @@ def frexp(input):
     return (input / (2.0**exponent).to(input.dtype)).to(input.dtype), exponent.to(_C.int32)
 
 
-# Conjugates have memory of their own: no tensor is a conjugate, or a negative, that waits to be computed.
+# Conjugates and negatives are computed at once, into their own memory: no tensor is a lazy one.
 
 
 @both
@@ -225,24 +225,24 @@ def resolve_neg(input):
 
 @both
 def isreal(input):
-    """True where the imaginary part is 0."""
+    """True for elements whose imaginary part is 0."""
     return input.imag == 0 if input.is_complex() else _C.ones(*input.shape, dtype=_C.bool)
 
 
 @both
 def is_conj(input):
-    """False."""
+    """False: conjugates are computed at once."""
     return False
 
 
 @both
 def is_neg(input):
-    """False."""
+    """False: negatives are computed at once."""
     return False
 
 
 def _over(name, of):
-    """The method `name`, which writes the result of the function `of` (bool, say) into the tensor."""
+    """The method `name`, which writes the result of the function `of` (for example a bool) into the tensor."""
 
     def write(self, *args, **kwargs):
         return self.copy_(of(self, *args, **kwargs))

@@ -11,33 +11,33 @@ from pydist._functions.indexing import masked_fill
 @in_place
 @both
 def clip(input, min=None, max=None):
-    """clamp."""
+    """The same as clamp."""
     return _C.clamp(input, min, max)
 
 
 @in_place
 @both
 def clamp_min(input, min):
-    """input, at least min."""
+    """input, limited to min below."""
     return _C.clamp(input, min)
 
 
 @in_place
 @both
 def clamp_max(input, max):
-    """input, at most max."""
+    """input, limited to max above."""
     return _C.clamp(input, None, max)
 
 
 @both
 def isnan(input):
-    """True where input is not a number."""
+    """True for elements that are NaN."""
     return input != input
 
 
 @both
 def isinf(input):
-    """True where input is infinite."""
+    """True for elements that are infinite."""
     if input.is_complex():
         return isinf(input.real) | isinf(input.imag)
     return input.abs() == math.inf if input.is_floating_point() else _C.zeros(*input.shape, dtype=_C.bool)
@@ -45,7 +45,7 @@ def isinf(input):
 
 @both
 def isfinite(input):
-    """True where input is neither infinite nor NaN."""
+    """True for elements that are neither infinite nor NaN."""
     if input.is_complex():
         return isfinite(input.real) & isfinite(input.imag)
     return input.abs() < math.inf if input.is_floating_point() else _C.ones(*input.shape, dtype=_C.bool)
@@ -62,7 +62,7 @@ def isclose(input, other, rtol=1e-05, atol=1e-08, equal_nan=False):
 
 @both
 def allclose(input, other, rtol=1e-05, atol=1e-08, equal_nan=False):
-    """Whether isclose holds everywhere (a Python bool)."""
+    """Whether isclose is true for all elements (a Python bool)."""
     return isclose(input, other, rtol, atol, equal_nan).all().item()
 
 
@@ -75,7 +75,7 @@ def equal(input, other):
 @in_place
 @both
 def nan_to_num(input, nan=None, posinf=None, neginf=None):
-    """input with numbers for NaN and the infinities (the largest finite ones)."""
+    """input with NaN and infinities replaced by numbers (default: 0 and the largest finite ones)."""
     if not input.is_floating_point():
         return input.clone()
     largest = {_C.float64: 1.7976931348623157e308, _C.float32: 3.4028234663852886e38, _C.float16: 65504.0}
@@ -86,7 +86,7 @@ def nan_to_num(input, nan=None, posinf=None, neginf=None):
 
 
 def _round_at(input, *, decimals, out=None):
-    """What the op `round` calls where it is given decimals: as many digits stay behind the point (negative: before it)."""
+    """What the op `round` calls with decimals: keeps so many digits after the point (negative: rounds before it)."""
     scale = 10.0 ** abs(decimals)
     result = _C.round(input * scale) / scale if decimals > 0 else _C.round(input / scale) * scale
     if out is None:
@@ -102,7 +102,7 @@ def _round_at_(self, *, decimals):
 @in_place
 @both
 def frac(input):
-    """input without its whole part."""
+    """input without its integer part."""
     return input - input.trunc()
 
 
@@ -121,13 +121,13 @@ def exp2(input):
 
 @function
 def real(input):
-    """The real parts, a view; a real tensor itself."""
+    """The real parts, as a view; a real tensor itself."""
     return input.real
 
 
 @function
 def imag(input):
-    """The imaginary parts of complex numbers, a view."""
+    """The imaginary parts of complex numbers, as a view."""
     return input.imag
 
 

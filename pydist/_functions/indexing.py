@@ -1,4 +1,4 @@
-"""Elements chosen by index, mask, rank or chance."""
+"""Elements chosen by index, mask, rank or at random."""
 
 import math
 import operator
@@ -11,7 +11,7 @@ from pydist._functions.shape import broadcast_tensors
 
 
 def _grid(index, dim):
-    """The tensors that address, in a tensor of index's dims, the elements that index chooses along dim."""
+    """The index tensors, with the dims of index, of the elements that index chooses along dim."""
     n = index.dim()
     where = [_C.arange(s).reshape([-1 if k == d else 1 for k in range(n)]) for d, s in enumerate(index.shape)]
     if n:
@@ -33,8 +33,8 @@ def _along(name, input, dim, index):
 
 @both
 def repeat_interleave(input=None, repeats=None, dim=None, *, output_size=None):
-    """Every element repeated `repeats` times (a number, or one per element of dim) beside itself; without dim, of the
-    flattened tensor. Of one tensor alone: every index i as often as its element i says."""
+    """Every element, repeated `repeats` times in place (a number, or one per element of dim); without dim, of the
+    flattened tensor. With only one argument: every index i, as often as element i says."""
     if input is None or repeats is None:
         repeats = input if repeats is None else repeats
         input = _C.arange(repeats.numel(), device=repeats.device)
@@ -44,11 +44,11 @@ def repeat_interleave(input=None, repeats=None, dim=None, *, output_size=None):
     counts = repeats.tolist() if isinstance(repeats, Tensor) else repeats
     counts = [operator.index(k) for k in (counts if isinstance(counts, (tuple, list)) else [counts])]
     if len(counts) not in (1, n) or min(counts, default=0) < 0:
-        got = f"{len(counts)} repeats for {n} elements"
-        raise RuntimeError(f"repeat_interleave: {got} (expected one each, none negative)")
+        got = f"got {len(counts)} repeats for {n} elements"
+        raise RuntimeError(f"repeat_interleave: {got} (expected one per element, none negative)")
     if len(counts) == 1:
         which = _C.arange(n).unsqueeze(1).expand(n, counts[0]).reshape(-1)
-    else:  # one more at every place where the next element's copies begin
+    else:  # adds one wherever the copies of the next element begin
         *begins, total = accumulate(counts) if n else (0,)
         begins = [at for at in begins if at < total]
         which = _C.zeros(total, dtype=_C.int64)
@@ -58,13 +58,13 @@ def repeat_interleave(input=None, repeats=None, dim=None, *, output_size=None):
 
 @both
 def take_along_dim(input, indices, dim=None):
-    """gather; without dim, of the flattened tensors."""
+    """gather along dim; without dim, of the flattened tensors."""
     if dim is None:
         return input.reshape(-1).gather(0, indices.reshape(-1))
     dim = axis_of("take_along_dim", dim, input.dim())
     if input.dim() != indices.dim():
         shapes = f"{tuple(input.shape)}, {tuple(indices.shape)}"
-        raise RuntimeError(f"take_along_dim: shapes {shapes} (expected as many dimensions)")
+        raise RuntimeError(f"take_along_dim: got shapes {shapes} (expected the same number of dimensions)")
     others = [[*t.shape[:dim], 1, *t.shape[dim:][1:]] for t in (input, indices)]
     shape = broadcast_shape("take_along_dim", others)
     both = [[*shape[:dim], t.shape[dim], *shape[dim:][1:]] for t in (input, indices)]
@@ -72,7 +72,8 @@ def take_along_dim(input, indices, dim=None):
 
 
 def _put_slices(name, self, dim, index, source, accumulate):
-    """self's slices at index along dim = (+=) source's, or one number; of a 0-d tensor, the tensor."""
+    """Sets (or adds to) self's slices at index along dim: source's slices, or one number. For a 0-d tensor, the tensor
+    itself."""
     dim, index = _along(name, self, dim, index)
     target = self.view(1) if self.dim() == 0 else self
     want = [*target.shape[:dim], index.numel(), *target.shape[dim + 1 :]]
@@ -89,11 +90,11 @@ def _put_slices(name, self, dim, index, source, accumulate):
 
 
 def _source(name, input, index, value):
-    """value in input's dtype, as far as index reaches."""
+    """value in input's dtype, cut to the size of index."""
     if not isinstance(value, Tensor):
         return _C.tensor(value, dtype=input.dtype)
     if value.dtype is not input.dtype:
-        raise RuntimeError(f"{name}: src is {value.dtype}, input {input.dtype} (expected the same)")
+        raise RuntimeError(f"{name}: src is {value.dtype}, input {input.dtype} (expected the same dtype)")
     return value[tuple(slice(0, n) for n in index.shape)] if value.dim() else value
 
 
@@ -132,7 +133,7 @@ def _scatter(name, self, dim, index, value, accumulate):
 
 @method
 def scatter_(self, dim, index, src=None, *, value=None, reduce=None):
-    """self[index[i][j]][j] = src[i][j] for dim 0, and so on; src may be a number. reduce "add": +=."""
+    """self[index[i][j]][j] = src[i][j] for dim 0, and so on. src may be a number. reduce "add": += instead of =."""
     if reduce not in (None, "add"):
         raise NotImplementedError(f"scatter_: reduce={reduce!r} is not supported")
     src = src if value is None else value.item() if isinstance(value, Tensor) else value
@@ -141,8 +142,8 @@ def scatter_(self, dim, index, src=None, *, value=None, reduce=None):
 
 @both
 def scatter(input, dim, index, src=None, *, value=None, reduce=None):
-    """scatter_ on a copy: out[index[i][j]][j] = src[i][j] for dim 0, and so on; src may be a number. reduce "add":
-    +=."""
+    """scatter_ on a copy: out[index[i][j]][j] = src[i][j] for dim 0, and so on. src may be a number. reduce "add": +=
+    instead of =."""
     return scatter_(input.clone(), dim, index, src, value=value, reduce=reduce)
 
 
@@ -152,7 +153,7 @@ in_place(_C.scatter_reduce)
 
 @method
 def index_add_(self, dim, index, source, *, alpha=1):
-    """self's slice index[i] along dim += alpha * source's slice i."""
+    """Adds alpha * source's slice i to self's slice index[i] along dim."""
     return _put_slices("index_add", self, dim, index, source if alpha == 1 else source * alpha, True)
 
 
@@ -164,7 +165,7 @@ def index_add(input, dim, index, source, *, alpha=1):
 
 @method
 def index_copy_(self, dim, index, source):
-    """self's slice index[i] along dim = source's slice i."""
+    """Sets self's slice index[i] along dim to source's slice i."""
     return _put_slices("index_copy", self, dim, index, source, False)
 
 
@@ -176,7 +177,7 @@ def index_copy(input, dim, index, source):
 
 @method
 def index_fill_(self, dim, index, value):
-    """self's slices at index along dim = value."""
+    """Sets self's slices at index along dim to value."""
     return _put_slices("index_fill", self, dim, index, _source("index_fill", self, index, value), False)
 
 
@@ -189,7 +190,7 @@ def index_fill(input, dim, index, value):
 @in_place
 @both
 def masked_fill(input, mask, value):
-    """value (a number or 0-d tensor) where mask (bool) is True, else input."""
+    """value (a number or 0-d tensor) where mask (bool) is True, otherwise input."""
     if mask.dtype is not _C.bool:
         raise RuntimeError(f"masked_fill: mask is {mask.dtype} (expected bool)")
     if isinstance(value, Tensor) and value.dim():
@@ -200,7 +201,7 @@ def masked_fill(input, mask, value):
 
 @both
 def masked_select(input, mask):
-    """The elements where mask (bool, broadcast) is True, as one row."""
+    """The elements where mask (bool, broadcast) is True, as a vector."""
     if mask.dtype is not _C.bool:
         raise RuntimeError(f"masked_select: mask is {mask.dtype} (expected bool)")
     input, mask = broadcast_tensors(input, mask)
@@ -209,7 +210,7 @@ def masked_select(input, mask):
 
 @both
 def nonzero(input, *, as_tuple=False):
-    """The positions of nonzero elements [how many, dims] (int64), in order; as_tuple: a row per dimension."""
+    """The positions of nonzero elements [count, dims] (int64), in order. as_tuple: one vector per dimension."""
     if as_tuple:
         return nonzero(input if input.dim() else input.reshape(1)).unbind(1)
     return (input != 0).positions()
@@ -217,15 +218,18 @@ def nonzero(input, *, as_tuple=False):
 
 @both
 def count_nonzero(input, dim=None):
-    """How many elements are not 0, over dim or all."""
+    """The number of elements that are not 0, over dim or over all."""
     return (input != 0).sum(dim)
 
 
 @both
 def bincount(input, weights=None, minlength=0):
-    """How often (or with what total weight) each number 0, 1, ... stands in the vector input."""
+    """How often each number 0, 1, ... occurs in the vector input, or the sum of its weights."""
     if input.dim() != 1 or input.is_floating_point() or (input.numel() and input.min().item() < 0):
-        raise RuntimeError("bincount: input must be a vector of integers, none negative")
+        raise RuntimeError(
+            "bincount: input must be a vector of integers, none negative, got {input.dtype} of shape "
+            "{tuple(input.shape)}"
+        )
     size = max(minlength, input.max().item() + 1 if input.numel() else 0)
     if weights is None:
         weights = _C.ones(input.numel(), dtype=_C.int64)
@@ -241,7 +245,7 @@ def _unique_slices(input, dim, return_inverse, return_counts):
     slices = input.movedim(along, 0)
     rows = slices.reshape(slices.shape[0], -1) if slices.numel() else slices.new_zeros(slices.shape[0], 1)
     order = _C.arange(rows.shape[0])
-    for k in range(rows.shape[1] - 1, -1, -1):  # the first element decides, so it is sorted by last
+    for k in range(rows.shape[1] - 1, -1, -1):  # the first element decides, so it is the last sort key
         order = order[rows[order, k].argsort(stable=True)]
     rows, n = rows[order], rows.shape[0]
     first = _C.ones(n, dtype=_C.bool)
@@ -258,8 +262,8 @@ def _unique_slices(input, dim, return_inverse, return_counts):
 
 @both
 def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=None):
-    """The different elements (slices of dim) in ascending order; where asked for, which of them each element is, and how
-    often each stands."""
+    """The different elements (slices of dim) in ascending order. On request also the index of each element among them,
+    and how often each occurs."""
     if dim is not None:
         return _unique_slices(input, dim, return_inverse, return_counts)
     values, order = input.reshape(-1).sort(stable=True)
@@ -277,7 +281,7 @@ def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=No
 
 
 def shared_by_equals(input, value):
-    """value, an element of input, whose gradient all elements that equal it share."""
+    """value, an element of input, with its gradient shared by all elements that are equal to it."""
     if not (input.requires_grad and _C.is_grad_enabled()):
         return value
     x, value = input.detach(), value.detach()
@@ -288,7 +292,7 @@ def shared_by_equals(input, value):
 @both
 @values_indices
 def median(input, dim=None, keepdim=False):
-    """The element in the middle (of an even number, the lower one); along dim: (values, indices)."""
+    """The middle element (of an even number of elements, the lower one). Along dim: (values, indices)."""
     if dim is None:
         flat = input.reshape(-1)
         if not flat.numel():
@@ -303,23 +307,24 @@ def median(input, dim=None, keepdim=False):
     if not n:
         raise _C.PositionError(f"median: shape {tuple(input.shape)} has no element along dimension {dim}")
     nans = (values != values).any(dim, keepdim=True)
-    middle = _C.where(nans, n - 1, (n - 1) // 2)  # NaN stands last
+    middle = _C.where(nans, n - 1, (n - 1) // 2)  # NaN comes last
     values, order = values.gather(dim, middle), order.gather(dim, middle)
     return (values, order) if keepdim else (values.squeeze(dim), order.squeeze(dim))
 
 
 @both
 def multinomial(input, num_samples, replacement=False, *, generator=None):
-    """num_samples indices (int64) per row of weights input[n] or [rows, n], drawn in proportion to them."""
+    """num_samples indices (int64) for each row of weights input[n] or [rows, n], drawn with probabilities proportional
+    to the weights."""
     rows = input.reshape(-1, input.shape[-1]) if input.dim() in (1, 2) and input.is_floating_point() else None
     if rows is None or num_samples < 1 or (not replacement and num_samples > input.shape[-1]):
         got = f"{num_samples} samples of {input.dtype} of shape {tuple(input.shape)}"
         raise RuntimeError(f"multinomial: {got} (expected floating weights [n] or [rows, n], no more samples than n)")
     if not ((rows >= 0) & (rows < math.inf)).all().item() or (rows.sum(-1) <= 0).any().item():
-        raise RuntimeError("multinomial: weights must be finite, none negative, their sum above 0")
+        raise RuntimeError("multinomial: weights must be finite, none negative, with a sum greater than 0")
     if not replacement:
         waits = -_C.empty(*rows.shape, dtype=rows.dtype).uniform_().clamp(1e-30).log().clamp(max=-1e-30)
-        drawn = (rows / waits).topk(num_samples).indices  # exponential clocks: the fastest first
+        drawn = (rows / waits).topk(num_samples).indices  # exponential clocks: the first to ring wins
     else:
         edges = rows.double().cumsum(-1)
         at = _C.empty(rows.shape[0], num_samples, dtype=_C.float64).uniform_() * edges[:, -1:]

@@ -12,7 +12,7 @@ from pydist._functions.shape import broadcast_tensors
 @function
 @as_given
 def vdot(input, other):
-    """dot, of the conjugate of input."""
+    """The dot product with the conjugate of input."""
     return dot(input.conj(), other)
 
 
@@ -34,7 +34,7 @@ def chain_matmul(*matrices):
 @older_order
 @in_low
 def addbmm(input, batch1, batch2, *, beta=1, alpha=1):
-    """beta * input + alpha * the sum of the products of a batch."""
+    """beta * input + alpha * the sum over the batch of the products batch1 @ batch2."""
     return _scaled(input, _C.bmm(batch1, batch2).sum(0), beta, alpha)
 
 
@@ -49,12 +49,12 @@ def kron(input, other):
 
 @both
 def cross(input, other, dim=None):
-    """The cross product of vectors of three elements along dim (the first dimension of size 3)."""
+    """The cross product of vectors with three elements along dim (default: the first dimension of size 3)."""
     input, other = broadcast_tensors(input, other)
     if dim is None:
         dim = next((d for d, n in enumerate(input.shape) if n == 3), None)
     if dim is None or input.shape[dim] != 3:
-        raise RuntimeError(f"cross: shape {tuple(input.shape)}, dim {dim} (expected size 3)")
+        raise RuntimeError(f"cross: shape {tuple(input.shape)}, dim {dim} (expected a dim of size 3)")
     a, b = ([t.select(dim, i) for i in range(3)] for t in (input, other))
     return _C.stack([a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]], dim)
 
@@ -62,7 +62,7 @@ def cross(input, other, dim=None):
 @function
 @in_float32
 def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
-    """The p-norms of the differences of all rows of x1[..., P, M] and x2[..., R, M]: [..., P, R]."""
+    """The p-norms of the differences between all rows of x1[..., P, M] and x2[..., R, M]: [..., P, R]."""
     if min(x1.dim(), x2.dim()) < 2 or x1.shape[-1] != x2.shape[-1]:
         raise RuntimeError(f"cdist: shapes {tuple(x1.shape)}, {tuple(x2.shape)} (expected [..., P, M] and [..., R, M])")
     return norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
@@ -70,7 +70,8 @@ def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
 
 @function
 def vander(x, N=None, increasing=False):
-    """The powers of a vector's elements as columns, N of them (as many as elements), falling unless increasing."""
+    """The powers of a vector's elements as N columns (default: as many as elements), in descending order unless
+    increasing."""
     if N is not None and N < 0:
         raise RuntimeError(f"vander: N is {N} (expected at least 0)")
     powers = _C.arange(x.numel() if N is None else N)
@@ -79,7 +80,7 @@ def vander(x, N=None, increasing=False):
 
 @both
 def matrix_power(input, n):
-    """The product of n factors of the square matrices input; negative: of their inverses."""
+    """The product of n factors of the square matrices input; for negative n, of their inverses."""
     if input.dim() < 2 or input.shape[-1] != input.shape[-2]:
         raise RuntimeError(f"matrix_power: shape {tuple(input.shape)} (expected square matrices)")
     if abs(n) >= 1 << 63:

@@ -11,10 +11,10 @@ from pydist._functions.shape import diagonal
 
 
 class LinAlgError(RuntimeError):
-    """A matrix that has no inverse, or not the factors that were asked for."""
+    """The matrix has no inverse, or not the factors that were asked for."""
 
 
-_C._LinAlgError = LinAlgError  # where PyTorch has it
+_C._LinAlgError = LinAlgError  # its place in PyTorch
 
 
 def _want(name, tensor, ndim):
@@ -24,7 +24,7 @@ def _want(name, tensor, ndim):
 
 @both
 def mm(input, mat2):
-    """The product of two matrices, of which the first or the second may be sparse."""
+    """The product of two matrices, one of which may be sparse."""
     if not (isinstance(input, Tensor) and isinstance(mat2, Tensor)):
         return input @ mat2
     _want("mm", input, 2), _want("mm", mat2, 2)
@@ -33,7 +33,7 @@ def mm(input, mat2):
 
 @method
 def to_sparse(self, sparse_dim=None):
-    """The elements that are not 0, with their places: a sparse.SparseTensor."""
+    """The elements that are not 0, with their positions: a sparse.SparseTensor."""
     from pydist import sparse
 
     return sparse.to_sparse(self, sparse_dim)
@@ -41,7 +41,7 @@ def to_sparse(self, sparse_dim=None):
 
 @method
 def sparse_mask(self, mask):
-    """The elements where the sparse.SparseTensor mask has places, as one of these."""
+    """The elements at the positions of the sparse.SparseTensor mask, as a SparseTensor."""
     from pydist import sparse
 
     return sparse.sparse_mask(self, mask)
@@ -65,7 +65,7 @@ def dot(input, tensor):
     """The sum of products of two vectors."""
     _want("dot", input, 1), _want("dot", tensor, 1)
     if input.shape != tensor.shape:
-        raise RuntimeError(f"dot: shapes {tuple(input.shape)} and {tuple(tensor.shape)} (expected the same)")
+        raise RuntimeError(f"dot: got shapes {tuple(input.shape)} and {tuple(tensor.shape)} (expected the same shape)")
     return (input * tensor).sum() if _is_whole(input) else _C.matmul(input, tensor)
 
 
@@ -86,14 +86,17 @@ def _scaled(input, product, beta, alpha):
     if _is_whole(product):
         beta, alpha = int(beta), int(alpha)
     if broadcast_shape("the sum", [input.shape, product.shape]) != list(product.shape):
-        raise RuntimeError(f"input has shape {tuple(input.shape)}, the product {tuple(product.shape)}")
+        raise RuntimeError(
+            f"input has shape {tuple(input.shape)} (expected one that broadcasts to the product's, "
+            f"{tuple(product.shape)})"
+        )
     product = product if alpha == 1 else product * alpha
     return product.clone() if beta == 0 else (input if beta == 1 else input * beta) + product
 
 
 def older_order(fn):
-    """`fn` also with its numbers among the tensors, as PyTorch once had them: addmm(beta, input, alpha, mat1, mat2), or
-    beta alone."""
+    """`fn` that also accepts PyTorch's deprecated order, with numbers among the tensors: addmm(beta, input, alpha,
+    mat1, mat2), or only beta."""
 
     @wraps(fn)
     def call(*args, **kwargs):
@@ -101,7 +104,9 @@ def older_order(fn):
             beta, alpha, *more = [*(a for a in args if not isinstance(a, Tensor)), 1]
             args = [a for a in args if isinstance(a, Tensor)]
             if len(args) != 3 or more not in ([], [1]):
-                raise TypeError(f"{fn.__name__}: expected three tensors, and before them beta and alpha")
+                raise TypeError(
+                    f"{fn.__name__}: got other arguments (expected three tensors, with beta and alpha before them)"
+                )
             return fn(*args, beta=beta, alpha=alpha)
         return fn(*args, **kwargs)
 
@@ -152,15 +157,16 @@ def inner(input, other):
 
 @function
 def tensordot(a, b, dims=2):
-    """The sums of products over a's last and b's first `dims` dimensions, or over the two lists of dimensions given."""
+    """The sums of products over the last `dims` dimensions of a and the first of b, or over two given lists of
+    dimensions."""
     if isinstance(dims, int):
         if not 0 <= dims <= min(a.dim(), b.dim()):
-            raise RuntimeError(f"tensordot: dims is {dims} for {a.dim()} and {b.dim()} dimensions")
+            raise RuntimeError(f"tensordot: dims is {dims} (expected 0 to {min(a.dim(), b.dim())})")
         dims = (range(a.dim() - dims, a.dim()), range(dims))
     left, right = dims
     dims = [list(ds) if isinstance(ds, range) else as_tuple(ds) for ds in (left, right)]
     da, db = ([axis_of("tensordot", d, t.dim()) for d in ds] for ds, t in zip(dims, (a, b)))
-    for i, j in zip(da, db):  # one element against several: their sum
+    for i, j in zip(da, db):  # a size of 1 against a larger one: sum the larger one
         if a.shape[i] == 1 != b.shape[j]:
             b = b.sum(j, keepdim=True)
         elif b.shape[j] == 1 != a.shape[i]:
@@ -175,7 +181,8 @@ def tensordot(a, b, dims=2):
 
 
 def _subscripts(equation, operands):
-    """A string per operand and one for the result, one character per dimension; "..." becomes characters of its own."""
+    """A string for each operand and one for the result, with one character per dimension. "..." becomes new
+    characters."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     parts = left.split(",")
     if len(parts) != len(operands):
@@ -189,7 +196,7 @@ def _subscripts(equation, operands):
     for p, t in zip(parts, operands):
         extra = t.dim() - len(p.replace("...", ""))
         if extra < 0 or (extra and "..." not in p):
-            raise RuntimeError(f"einsum: {p!r} for shape {tuple(t.shape)}")
+            raise RuntimeError(f"einsum: {p!r} does not fit shape {tuple(t.shape)} (expected one letter per dimension)")
         full.append(p.replace("...", dots[len(dots) - extra :] if extra else ""))
     if not arrow:
         letters = "".join(full)
@@ -198,13 +205,15 @@ def _subscripts(equation, operands):
 
 
 def _contract(a, la, b, lb, keep):
-    """The product of two operands, summed over what is not in keep; and its subscripts."""
+    """The product of two operands, summed over all subscripts that are not in keep; and its subscripts."""
     found = {c: {t.shape[i] for t, l in ((a, la), (b, lb)) for i, x in enumerate(l) if x == c} for c in {*la, *lb}}
     size = {c: max(sizes - {1}, default=1) for c, sizes in found.items()}
     for t, letters in ((a, la), (b, lb)):
         for i, c in enumerate(letters):
             if t.shape[i] not in (1, size[c]):
-                raise RuntimeError(f"einsum: dimension {c!r} has sizes {t.shape[i]} and {size[c]}")
+                raise RuntimeError(
+                    f"einsum: dimension {c!r} has sizes {t.shape[i]} and {size[c]} (expected equal sizes)"
+                )
     a, b = (t.expand([size[c] for c in letters]) for t, letters in ((a, la), (b, lb)))
     alone = [i for i, c in enumerate(la) if c not in lb and c not in keep]
     if alone:
@@ -224,7 +233,8 @@ def _contract(a, la, b, lb, keep):
 
 @function
 def einsum(equation, *operands):
-    """Sums of products by Einstein's convention: "ij,jk->ik" is the product of matrices, "..." any dimensions.
+    """Sums of products by Einstein's convention: "ij,jk->ik" is the product of matrices; "..." stands for any
+    dimensions.
 
     >>> import pydist
     >>> pydist.einsum("ij,j->i", pydist.tensor([[1.0, 2.0], [3.0, 4.0]]), pydist.tensor([1.0, 1.0])).tolist()
@@ -233,13 +243,18 @@ def einsum(equation, *operands):
     operands = list(varargs(operands))
     parts, out = _subscripts(equation, operands)
     if len({*out}) < len(out) or not {*out} <= {*"".join(parts)}:
-        raise RuntimeError(f"einsum: the result {out!r} of {equation!r} (expected the operands' subscripts, each once)")
+        raise RuntimeError(
+            f"einsum: the result is {out!r} in {equation!r} (expected subscripts of the operands, each once)"
+        )
     for k, letters in enumerate(parts):
         while len({*letters}) < len(letters):  # a repeated subscript is a diagonal
             c = next(c for c in letters if letters.count(c) > 1)
             i, j = letters.index(c), letters.rindex(c)
             if operands[k].shape[i] != operands[k].shape[j]:
-                raise RuntimeError(f"einsum: {c!r} stands twice in {parts[k]!r}, for shape {tuple(operands[k].shape)}")
+                raise RuntimeError(
+                    f"einsum: {c!r} occurs twice in {parts[k]!r}, but the sizes differ in shape "
+                    f"{tuple(operands[k].shape)}"
+                )
             operands[k] = diagonal(operands[k], 0, i, j)
             letters = "".join(x for n, x in enumerate(letters) if n not in (i, j)) + c
         parts[k] = letters

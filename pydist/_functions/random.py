@@ -1,5 +1,5 @@
-"""Random numbers: methods that fill a tensor, and draws by tensors of parameters. A `generator` draws in its own
-stream."""
+"""Random numbers: methods that fill a tensor, and draws with parameters from tensors. With `generator` they draw from
+its stream."""
 
 from contextlib import contextmanager
 
@@ -10,7 +10,7 @@ from pydist._functions._register import FILLS, both, function, method
 
 @contextmanager
 def stream(generator):
-    """Draws go to the generator's stream, if there is one."""
+    """Draws inside this context come from the generator's stream, if there is one."""
     if generator is None:
         yield
         return
@@ -24,7 +24,7 @@ def stream(generator):
 
 
 def _with_generator(fill):
-    """Tensor's own filling method, which takes a generator too."""
+    """Tensor's own filling method, with a generator as one more argument."""
 
     def filled(self, *args, generator=None, **kwargs):
         if generator is None:
@@ -43,7 +43,7 @@ for _name in ("normal_", "uniform_"):
 
 @method
 def bernoulli_(self, p=0.5, *, generator=None):
-    """1 with probability p (a number, or one per element), else 0, in place."""
+    """Fills the tensor with 1 with probability p (a number, or one per element), otherwise 0."""
     with stream(generator):
         if isinstance(p, Tensor):
             return self.copy_(bernoulli(p.expand(self.shape)))
@@ -51,22 +51,22 @@ def bernoulli_(self, p=0.5, *, generator=None):
 
 
 def _uniform(input, generator=None):
-    """Of (0, 1], in input's shape: its logarithm is finite."""
+    """Uniform numbers in (0, 1] with input's shape; their logarithm is finite."""
     dtype = input.dtype if input.is_floating_point() else _C.float32
     return 1 - _C.rand(tuple(input.shape), dtype=dtype, generator=generator)
 
 
 @method
 def exponential_(self, lambd=1, *, generator=None):
-    """Numbers with the density lambd exp(-lambd x), in place."""
+    """Fills the tensor with numbers with the density lambd exp(-lambd x)."""
     if lambd <= 0:
-        raise RuntimeError(f"exponential_: lambd is {lambd} (expected above 0)")
+        raise RuntimeError(f"exponential_: lambd is {lambd} (expected more than 0)")
     return self.copy_(_uniform(self, generator).log() / -lambd)
 
 
 @method
 def geometric_(self, p, *, generator=None):
-    """How many trials of probability p it takes to the first success, in place."""
+    """Fills the tensor with the numbers of trials with probability p until the first success."""
     if not 0 < p < 1:
         raise RuntimeError(f"geometric_: p is {p} (expected between 0 and 1)")
     return self.copy_((_uniform(self, generator).log() / _C.log1p(_C.tensor(-float(p)))).ceil().clamp(1))
@@ -74,19 +74,19 @@ def geometric_(self, p, *, generator=None):
 
 @method
 def cauchy_(self, median=0, sigma=1, *, generator=None):
-    """Numbers of the Cauchy distribution, in place."""
+    """Fills the tensor from the Cauchy distribution."""
     return self.copy_(((_uniform(self, generator) - 0.5) * 3.141592653589793).tan() * sigma + median)
 
 
 @method
 def log_normal_(self, mean=1, std=2, *, generator=None):
-    """exp of numbers of the normal distribution, in place."""
+    """Fills the tensor with exp of normally distributed numbers."""
     return self.copy_((_C.randn(tuple(self.shape), generator=generator) * std + mean).exp())
 
 
 @both
 def bernoulli(input, p=None, *, generator=None):
-    """1 with the probabilities input (or p, for all), else 0."""
+    """1 with the probabilities input (or p, for all), otherwise 0."""
     if p is not None:
         return _C.empty_like(input).bernoulli_(p, generator=generator)
     if not input.is_floating_point() or input.numel() and not (input.amin().item() >= 0 and input.amax().item() <= 1):
@@ -108,8 +108,7 @@ def normal(
     pin_memory=False,
     requires_grad=False,
 ):
-    """Numbers of the normal distribution: mean and std are tensors of a common shape, or numbers of which `size` are
-    drawn."""
+    """Normally distributed numbers. mean and std are tensors with a common shape, or numbers together with a `size`."""
     if size is None:
         like = [t for t in (mean, std) if isinstance(t, Tensor)]
         if not like:
@@ -124,7 +123,7 @@ def normal(
 
 
 def host_generator(generator=None):
-    """NumPy's generator, seeded by a draw of ours."""
+    """NumPy's generator, seeded by a draw from our stream."""
     import numpy as np
 
     return np.random.default_rng(_C.randint(0, 2**62, (2,), dtype=_C.int64, generator=generator).tolist())
@@ -132,6 +131,6 @@ def host_generator(generator=None):
 
 @function
 def poisson(input, generator=None):
-    """Numbers of the Poisson distribution with the rates input."""
+    """Numbers from the Poisson distribution with the rates input."""
     drawn = host_generator(generator).poisson(input.detach().double().numpy())
     return _C.tensor(drawn).to(input.dtype)

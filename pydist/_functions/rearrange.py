@@ -47,13 +47,13 @@ atleast_1d, atleast_2d, atleast_3d = map(_at_least, (1, 2, 3))
 
 @function
 def dstack(tensors):
-    """The tensors joined along a third dimension."""
+    """The tensors, joined along a third dimension."""
     return _C.cat([atleast_3d(t) for t in tensors], 2)
 
 
 @function
 def column_stack(tensors):
-    """The tensors, vectors being columns, joined along dimension 1."""
+    """The tensors, joined along dimension 1. Vectors count as columns."""
     return _C.cat([t.reshape(-1, 1) if t.dim() < 2 else t for t in tensors], 1)
 
 
@@ -67,13 +67,15 @@ def _cut(name, input, indices_or_sections, dim, least):
     if input.dim() < least:
         raise RuntimeError(f"{name}: shape {tuple(input.shape)} (expected at least {least} dimensions)")
     if isinstance(indices_or_sections, int) and input.shape[dim] % max(indices_or_sections, 1):
-        raise RuntimeError(f"{name}: {indices_or_sections} sections of size {input.shape[dim]} (expected a divisor)")
+        raise RuntimeError(
+            f"{name}: got {indices_or_sections} sections for size {input.shape[dim]} (expected a divisor of the size)"
+        )
     return tensor_split(input, indices_or_sections, dim)
 
 
 @both
 def hsplit(input, indices_or_sections=None, *, indices=None, sections=None):
-    """tensor_split along dimension 1 (of a vector: 0)."""
+    """tensor_split along dimension 1 (for a vector: 0)."""
     return _cut(
         "hsplit", input, cuts("hsplit", indices_or_sections, indices, sections), 0 if input.dim() == 1 else 1, 1
     )
@@ -93,7 +95,7 @@ def dsplit(input, indices_or_sections=None, *, indices=None, sections=None):
 
 @both
 def split_with_sizes(input, split_sizes, dim=0):
-    """split into pieces of the sizes given."""
+    """split into pieces of the given sizes."""
     return split(input, list(split_sizes), dim)
 
 
@@ -111,7 +113,7 @@ def unsafe_split(input, split_size, dim=0):
 
 @function
 def block_diag(*tensors):
-    """The matrix with the matrices along its diagonal and zeros beside them."""
+    """A matrix with the matrices along its diagonal and zeros elsewhere."""
     parts = [atleast_2d(t) for t in tensors]
     width, at, rows = sum(t.shape[1] for t in parts), 0, []
     for t in parts:
@@ -122,7 +124,7 @@ def block_diag(*tensors):
 
 @function
 def cartesian_prod(*tensors):
-    """All choices of one element of each vector, as rows."""
+    """All combinations of one element from each vector, as rows."""
     tensors = varargs(tensors)
     if len(tensors) == 1:
         return tensors[0]
@@ -131,7 +133,7 @@ def cartesian_prod(*tensors):
 
 @function
 def broadcast_shapes(*shapes):
-    """What shapes (tuples or ints) broadcast to."""
+    """The shape to which shapes (tuples or ints) broadcast."""
     return _C.Size(broadcast_shape("broadcast_shapes", [as_tuple(shape) for shape in shapes]))
 
 
@@ -140,7 +142,7 @@ def broadcast_shapes(*shapes):
 
 @function
 def t(input):
-    """The transpose of a matrix; vectors stay."""
+    """The transpose of a matrix. Vectors stay as they are."""
     if input.dim() > 2:
         raise RuntimeError(f"t: shape {tuple(input.shape)} (expected at most 2 dimensions)")
     return input.transpose(0, 1) if input.dim() == 2 else input
@@ -154,7 +156,8 @@ def adjoint(input):
 
 @method
 def unfold(self, dimension, size, step):
-    """The view of all slices of `size` elements along dimension, `step` apart, as a last dimension more."""
+    """A view of all slices of `size` elements along dimension, `step` apart. The slices are along a new last
+    dimension."""
     dim = axis_of("unfold", dimension, self.dim())
     shape, strides = list(self.shape) or [1], list(self.stride()) or [1]
     if size > shape[dim] or size < 0 or step < 1:
@@ -167,11 +170,11 @@ def unfold(self, dimension, size, step):
 
 
 def _geometry(name, view, doc):
-    """The method that turns the tensor itself into its view."""
+    """A method that turns the tensor itself into the view."""
 
     def change(self, *args, **kwargs):
         if self.requires_grad:
-            raise RuntimeError(f"{name}: not for a tensor that requires grad (expected {name[:-1]})")
+            raise RuntimeError(f"{name}: the tensor requires grad (expected {name[:-1]}, which makes a new one)")
         self.data = view(self.data, *args, **kwargs)
         return self
 
@@ -188,11 +191,12 @@ for _name, _view in (
 
 @method
 def resize_(self, *sizes, size=None, memory_format=None):
-    """The tensor itself with other sizes: its first elements in their order, and, where they do not reach, undefined
-    ones. RuntimeError where that takes other memory while an array, a DLPack capsule or a collective under way has this."""
+    """Gives the tensor itself other sizes. It keeps its first elements in their order; further elements are undefined.
+    Raises RuntimeError if that needs new memory while an array, a DLPack capsule or a running collective has the old
+    one."""
     sizes = varargs(sizes if size is None else (size,))
     if self.requires_grad:
-        raise RuntimeError("resize_: not for a tensor that requires grad")
+        raise RuntimeError("resize_: the tensor requires grad (expected one that does not)")
     if tuple(self.shape) == tuple(sizes):
         return self
     count = math.prod(sizes)
@@ -221,7 +225,7 @@ def resize(self, *sizes):
 
 @method
 def set_(self, source=None, storage_offset=None, size=None, stride=None):
-    """The tensor itself over source's memory, with its sizes or those given (without source: empty)."""
+    """Puts the tensor itself over source's memory, with source's sizes or the given ones (without source: empty)."""
     source = _C.empty(0, dtype=self.dtype) if source is None else source.detach()
     if size is not None:
         stride = _C.empty(size).stride() if stride is None else stride
@@ -232,24 +236,26 @@ def set_(self, source=None, storage_offset=None, size=None, stride=None):
 
 @method
 def sum_to_size(self, *sizes, size=None):
-    """The sums over what broadcasting from `size` to the shape repeats."""
+    """The sums over all dimensions that broadcasting from `size` would repeat."""
     size = varargs(sizes if size is None else (size,))
     lead = self.dim() - len(size)
     want = (1,) * lead + tuple(size)
     if lead < 0 or any(n not in (1, m) for n, m in zip(want, self.shape)):
-        raise RuntimeError(f"sum_to_size: {tuple(size)} does not broadcast to {tuple(self.shape)}")
+        raise RuntimeError(
+            f"sum_to_size: {tuple(size)} does not broadcast to {tuple(self.shape)} (expected a size that does)"
+        )
     dims = [d for d, (n, m) in enumerate(zip(want, self.shape)) if n == 1 and (m != 1 or d < lead)]
     return (self.sum(dims, keepdim=True) if dims else self).reshape(size)
 
 
 @both
 def rot90(input, k=1, dims=(0, 1)):
-    """input turned by k quarters of a turn in the plane of dims, the first towards the second."""
+    """input, rotated by k quarter turns in the plane of dims, from the first towards the second."""
     if len(dims) != 2 or input.dim() < 2:
         raise RuntimeError(f"rot90: dims {tuple(dims)} of shape {tuple(input.shape)} (expected two)")
     a, b = (axis_of("rot90", d, input.dim()) for d in dims)
     if a == b:
-        raise RuntimeError(f"rot90: dims {tuple(dims)} are the same dimension")
+        raise RuntimeError(f"rot90: dims {tuple(dims)} are the same dimension (expected two dimensions)")
     k %= 4
     if k == 2:
         return input.flip((a, b))
@@ -260,21 +266,22 @@ def rot90(input, k=1, dims=(0, 1)):
 
 @both
 def diag_embed(input, offset=0, dim1=-2, dim2=-1):
-    """Zeros with input's last dimension on the diagonals, `offset` above the main ones, of dimensions dim1 and dim2."""
+    """Zeros with input's last dimension on the diagonals of dimensions dim1 and dim2, `offset` above the main
+    diagonal."""
     n = input.dim() + 1
     a, b = axis_of("diag_embed", dim1, n), axis_of("diag_embed", dim2, n)
     if a == b:
-        raise RuntimeError(f"diag_embed: dimensions {dim1} and {dim2} (expected two)")
+        raise RuntimeError(f"diag_embed: dimensions {dim1} and {dim2} are the same (expected two dimensions)")
     size = input.shape[-1] + abs(offset)
     rows = _C.arange(size).unsqueeze(1)
-    wide = _C.constant_pad_nd(input, (max(offset, 0), max(-offset, 0)))  # column j of row j - offset
+    wide = _C.constant_pad_nd(input, (max(offset, 0), max(-offset, 0)))  # column j is in row j - offset
     full = _C.where(_C.arange(size) - rows == offset, wide.unsqueeze(-2), _C.zeros((), dtype=input.dtype))
     return movedim(full, (-2, -1), (a, b))
 
 
 @both
 def diagflat(input, offset=0):
-    """The matrix with input's elements on its diagonal."""
+    """A matrix with input's elements on its diagonal."""
     return diag(input.reshape(-1), offset)
 
 
@@ -311,5 +318,5 @@ def diagonal_scatter(input, src, offset=0, dim1=0, dim2=1):
 
 @both
 def as_strided_scatter(input, src, size, stride, storage_offset=None):
-    """A copy of input with src at the places of as_strided."""
+    """A copy of input with src at the positions of as_strided."""
     return _replaced("as_strided_scatter", input, lambda x: x.as_strided(size, stride, storage_offset or 0), src)

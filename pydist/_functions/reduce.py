@@ -1,4 +1,4 @@
-"""Functions of all elements along dimensions."""
+"""Reductions of all elements, or along dimensions."""
 
 import math
 from collections import namedtuple
@@ -16,7 +16,7 @@ def _count(input, dim):
 
 
 def _correction(dim, unbiased, correction):
-    """var(x, unbiased) has the flag in dim's place."""
+    """In var(x, unbiased) the flag is in the place of dim: this moves it."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     return dim, (0 if unbiased is False else 1) if correction is None else correction
@@ -24,8 +24,8 @@ def _correction(dim, unbiased, correction):
 
 @both
 def var(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
-    """The mean square distance from the mean over dim (all without dim), n - correction (1; unbiased=False: 0) standing
-    for n."""
+    """The mean squared distance from the mean over dim (default: over all), divided by n - correction instead of n
+    (correction is 1; unbiased=False: 0)."""
     dim, correction = _correction(dim, unbiased, correction)
     away = input - input.mean(dim, keepdim=True)
     n = _count(input, dim) - correction
@@ -34,7 +34,7 @@ def var(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
 
 
 def _root(square):
-    """The square root, whose gradient at 0 is 0."""
+    """The square root, with gradient 0 at 0."""
     if not (square.requires_grad and _C.is_grad_enabled()):
         return square.sqrt()
     zero = square == 0
@@ -63,8 +63,8 @@ def std_mean(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
 
 @both
 def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
-    """sum(|x| ** p) ** (1 / p) over dim (all without dim); p "fro" is 2; infinite: the largest |x|, 0: how many are not
-    0."""
+    """sum(|x| ** p) ** (1 / p) over dim (default: over all). p "fro" means 2; infinite p: the largest |x|; p 0: the
+    number of elements that are not 0."""
     if p in (None, "fro"):
         p = 2
     if not isinstance(p, (int, float)):
@@ -85,7 +85,7 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
         return size.amax(dim, keepdim=keepdim) if p > 0 else size.amin(dim, keepdim=keepdim)
     if p == 0:
         nonzero = input != 0
-        # its gradient is 0
+        # the gradient of a count is 0
         return masked_fill(masked_fill(input, nonzero, 1.0), ~nonzero, 0.0).sum(dim, keepdim=keepdim)
     if 0 < p < 1:  # the power has no gradient at 0
         zero = size == 0
@@ -93,7 +93,7 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
     else:
         powers = size**p
     total = powers.sum(dim, keepdim=keepdim)
-    zero = total == 0  # where the root has no gradient
+    zero = total == 0  # at 0 the root has no gradient
     return masked_fill(masked_fill(total, zero, 1.0) ** (1.0 / p), zero, 0.0 if p > 0 else math.inf)
 
 
@@ -112,5 +112,5 @@ _Extremes = namedtuple("aminmax", "min max")
 
 @both
 def aminmax(input, *, dim=None, keepdim=False):
-    """(min, max): amin and amax."""
+    """(min, max): amin and amax in one call."""
     return _Extremes(input.amin(dim, keepdim=keepdim), input.amax(dim, keepdim=keepdim))

@@ -1,4 +1,4 @@
-"""More ways to choose, place, count and order elements."""
+"""More functions that choose, place, count and sort elements."""
 
 import math
 
@@ -11,15 +11,15 @@ from pydist._functions.shape import broadcast_tensors
 
 @both
 def take(input, index):
-    """The elements at index, counted in the flattened input."""
+    """The elements at index, positions in the flattened input."""
     return input.reshape(-1)[index]
 
 
 @method
 def put_(self, index, source, accumulate=False):
-    """The flattened tensor's elements at index = source's (+=)."""
+    """Sets the flattened tensor's elements at index to source's (accumulate: adds them)."""
     if index.numel() != source.numel():
-        raise IndexError(f"put_: {index.numel()} indices for {source.numel()} elements (expected as many)")
+        raise IndexError(f"put_: got {index.numel()} indices for {source.numel()} elements (expected the same number)")
     flat = self.view(-1) if self.is_contiguous() else self.reshape(-1)
     flat.index_put_([index.reshape(-1)], source.reshape(-1), accumulate)
     return self if self.is_contiguous() else self.copy_(flat.view(self.shape))
@@ -33,23 +33,26 @@ def put(input, index, source, accumulate=False):
 
 @method
 def where(self, condition, other):
-    """self where condition is True, else other."""
+    """self where condition is True, otherwise other."""
     return _C.where(condition, self, other)
 
 
 @in_place
 @both
 def masked_scatter(input, mask, source):
-    """input with source's elements, in their order, where mask (bool, broadcast) is True."""
+    """input with source's elements, in their order, at the positions where mask (bool, broadcast) is True."""
     if mask.dtype is not _C.bool:
         raise RuntimeError(f"masked_scatter: mask is {mask.dtype} (expected bool)")
     if source.dtype is not input.dtype:
-        raise RuntimeError(f"masked_scatter: source is {source.dtype}, input {input.dtype} (expected the same)")
+        raise RuntimeError(f"masked_scatter: source is {source.dtype}, input {input.dtype} (expected the same dtype)")
     input, mask = broadcast_tensors(input, mask)
     rank = mask.reshape(-1).cumsum(0) - 1
     count = rank[-1].item() + 1 if rank.numel() else 0
     if count > source.numel():
-        raise RuntimeError(f"masked_scatter: {count} places for {source.numel()} elements")
+        raise RuntimeError(
+            f"masked_scatter: mask has {count} True elements, but source has only {source.numel()} elements "
+            f"(expected at least {count})"
+        )
     if not count:
         return input.clone()
     chosen = source.reshape(-1)[rank.clamp(0)].reshape(mask.shape)
@@ -86,7 +89,7 @@ def index_put_(input, indices, values, accumulate=False):
 
 @both
 def argwhere(input):
-    """nonzero."""
+    """The same as nonzero."""
     return nonzero(input)
 
 
@@ -97,21 +100,21 @@ def _finished(at, dtype, device, pin_memory, requires_grad):
 
 @function
 def tril_indices(row, col, offset=0, *, dtype=None, device=None, layout=None, pin_memory=False, requires_grad=False):
-    """The positions [2, how many] of a matrix's lower triangle."""
+    """The positions [2, count] of a matrix's lower triangle."""
     at = nonzero(_C.ones(row, col, dtype=_C.bool).tril(offset)).T.contiguous()
     return _finished(at, dtype, device, pin_memory, requires_grad)
 
 
 @function
 def triu_indices(row, col, offset=0, *, dtype=None, device=None, layout=None, pin_memory=False, requires_grad=False):
-    """The positions [2, how many] of a matrix's upper triangle."""
+    """The positions [2, count] of a matrix's upper triangle."""
     at = nonzero(_C.ones(row, col, dtype=_C.bool).triu(offset)).T.contiguous()
     return _finished(at, dtype, device, pin_memory, requires_grad)
 
 
 @function
 def unravel_index(indices, shape):
-    """The positions, one tensor a dimension, of elements counted in the flattened shape."""
+    """The positions, one tensor per dimension, of elements that are numbered in the flattened shape."""
     parts, indices = [], indices.long()
     for size in reversed(tuple(shape) if not isinstance(shape, int) else (shape,)):
         parts.append(_C.remainder(indices, size))
@@ -121,7 +124,7 @@ def unravel_index(indices, shape):
 
 @function
 def combinations(input, r=2, with_replacement=False):
-    """All choices of r elements of a vector, as rows."""
+    """All combinations of r elements of a vector, as rows."""
     from itertools import combinations as plain
     from itertools import combinations_with_replacement
 
@@ -143,10 +146,13 @@ def combinations(input, r=2, with_replacement=False):
 
 @function
 def searchsorted(sorted_sequence, input, *, out_int32=False, right=False, side=None, sorter=None):
-    """For each element of input the first place in the last dimension of sorted_sequence where it could stand (right:
-    the last)."""
+    """For each element of input, the first position in the last dimension of sorted_sequence where it could be inserted
+    (right: the last one)."""
     if side not in (None, "left", "right") or side == "left" and right:
-        raise RuntimeError(f"searchsorted: side is {side!r}, right is {right}")
+        raise RuntimeError(
+            f"searchsorted: side is {side!r}, but right is {right} (expected 'left' or 'right', in agreement with "
+            "right)"
+        )
     scalar = not isinstance(input, Tensor)
     values = _C.tensor(input) if scalar else input
     edges = sorted_sequence if sorter is None else sorted_sequence.gather(-1, sorter)
@@ -156,7 +162,7 @@ def searchsorted(sorted_sequence, input, *, out_int32=False, right=False, side=N
     high, strict = side == "right" or right, edges.shape[-1]
     low, top = _C.zeros(values.shape, dtype=_C.int64), _C.full(tuple(values.shape), strict, dtype=_C.int64)
     rows = edges if edges.dim() == 1 else edges.contiguous()
-    for _ in range(strict.bit_length()):  # by halves
+    for _ in range(strict.bit_length()):  # binary search
         middle = _C.floor_divide(low + top, 2)
         at = middle.clamp(max=max(strict - 1, 0))
         pivot = rows[at] if rows.dim() == 1 else rows.gather(-1, at)
@@ -175,7 +181,7 @@ def bucketize(input, boundaries, *, out_int32=False, right=False):
 
 @both
 def msort(input):
-    """input sorted along dimension 0."""
+    """input, sorted along dimension 0."""
     return input.sort(0).values
 
 
@@ -186,7 +192,7 @@ def kthvalue(input, k, dim=-1, keepdim=False):
     values, order = input.sort(dim, stable=True)
     size = input.shape[dim] if input.dim() else 1
     if not 1 <= k <= size:
-        raise _C.PositionError(f"kthvalue: k is {k} for size {size}")
+        raise _C.PositionError(f"kthvalue: k is {k} (expected 1 to {size})")
     if input.dim() == 0:
         return values, order
     pair = values.narrow(dim, k - 1, 1), order.narrow(dim, k - 1, 1)
@@ -196,7 +202,7 @@ def kthvalue(input, k, dim=-1, keepdim=False):
 @both
 @values_indices
 def mode(input, dim=-1, keepdim=False):
-    """(values, indices) of the most frequent elements along dim (of several, the smallest), and their last
+    """(values, indices) of the most frequent elements along dim (of several, the smallest), with their last
     positions."""
     if input.dim() == 0:
         return input.clone(), _C.zeros((), dtype=_C.int64)
@@ -214,8 +220,8 @@ def mode(input, dim=-1, keepdim=False):
 
 @both
 def unique_consecutive(input, return_inverse=False, return_counts=False, dim=None):
-    """input without elements (slices of dim) that equal the one before; where asked for, which of the kept ones each
-    is, and how many each stands for."""
+    """input without elements (slices of dim) that are equal to the one before. On request also the index of each
+    element among the kept ones, and how many each of these stands for."""
     rows = input.reshape(-1) if dim is None else input.movedim(dim, 0)
     n = rows.shape[0]
     first = _C.ones(n, dtype=_C.bool)
@@ -235,7 +241,7 @@ def unique_consecutive(input, return_inverse=False, return_counts=False, dim=Non
 
 @function
 def isin(elements, test_elements, *, assume_unique=False, invert=False):
-    """True where an element of `elements` is one of test_elements."""
+    """True where an element of `elements` is also in test_elements."""
     elements, tests = (t if isinstance(t, Tensor) else _C.tensor(t) for t in (elements, test_elements))
     tests = tests.reshape(-1).sort().values
     if not tests.numel():
@@ -251,13 +257,14 @@ def isin(elements, test_elements, *, assume_unique=False, invert=False):
 
 @both
 def histc(input, bins=100, min=0, max=0):
-    """How many elements lie in each of `bins` equal parts of [min, max] (both 0: from the smallest to the largest)."""
+    """How many elements are in each of `bins` equal parts of [min, max] (both 0: from the smallest element to the
+    largest)."""
     if bins < 1 or max < min:
-        raise RuntimeError(f"histc: {bins} bins from {min} to {max}")
+        raise RuntimeError(f"histc: got {bins} bins from {min} to {max} (expected at least 1 bin, and min <= max)")
     flat = input.detach().reshape(-1)
     low, high = (flat.min().item(), flat.max().item()) if min == max == 0 and flat.numel() else (min, max)
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise RuntimeError(f"histc: the range [{low}, {high}] is not finite")
+        raise RuntimeError(f"histc: the range [{low}, {high}] is not finite (expected finite elements, or min and max)")
     if low == high:
         low, high = low - 1, high + 1
     inside = flat[(flat >= low) & (flat <= high)]
@@ -267,7 +274,7 @@ def histc(input, bins=100, min=0, max=0):
 
 @both
 def histogram(input, bins=100, *, range=None, weight=None, density=False):
-    """(counts, edges) of elements in `bins` equal parts of range, or between the edges that bins gives."""
+    """(counts, edges) of elements in `bins` equal parts of range, or between the edges in bins."""
     flat = input.detach().reshape(-1)
     if isinstance(bins, Tensor):
         edges = bins

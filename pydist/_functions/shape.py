@@ -1,4 +1,4 @@
-"""Pieces of tensors, and their elements in other shapes."""
+"""Pieces of tensors, and tensors in other shapes."""
 
 import math
 from itertools import accumulate
@@ -21,7 +21,7 @@ from pydist._functions._register import (
 
 
 def _layout(self):
-    """How the elements lie: pydist.strided."""
+    """The memory layout: pydist.strided."""
     from pydist._layout import strided
 
     return strided
@@ -32,7 +32,7 @@ Tensor.layout = property(_layout)
 
 @both
 def narrow(input, dim, start, length):
-    """The view of input's elements start to start + length along dim."""
+    """A view of input's elements from start to start + length along dim."""
     size = size_along("narrow", input, dim)
     start = int(start) + (size if start < 0 else 0)
     if length < 0 or start < 0 or start + length > size:
@@ -44,7 +44,7 @@ def narrow(input, dim, start, length):
 
 @function
 def split(tensor, split_size_or_sections, dim=0):
-    """Views of pieces along dim: of one size, the last smaller if need be, or of the sizes given."""
+    """Views of pieces along dim: all of one size (the last one may be smaller), or of the given sizes."""
     size, sizes = size_along("split", tensor, dim), split_size_or_sections
     if not isinstance(sizes, (tuple, list)):
         if sizes < 0 or (sizes == 0 and size):
@@ -66,20 +66,20 @@ method(_split)
 
 @both
 def chunk(input, chunks, dim=0):
-    """At most `chunks` views of equal size along dim, the last smaller if need be."""
+    """At most `chunks` views of equal size along dim (the last one may be smaller)."""
     if chunks < 1:
-        raise RuntimeError(f"chunk: chunks is {chunks} (expected above 0)")
+        raise RuntimeError(f"chunk: chunks is {chunks} (expected more than 0)")
     size = size_along("chunk", input, dim)
     return split(input, -(-size // chunks), dim) if size else (input,) * few_pieces("chunk", chunks)
 
 
 def cuts(name, *given):
-    """The one of indices_or_sections, indices and sections that is given."""
+    """Whichever of indices_or_sections, indices and sections was given."""
     given = [v for v in given if v is not None]
     if len(given) != 1:
-        raise TypeError(f"{name}: {len(given)} of indices_or_sections, indices and sections (expected one)")
+        raise TypeError(f"{name}: got {len(given)} of indices_or_sections, indices and sections (expected one of them)")
     found = given[0].tolist() if hasattr(given[0], "tolist") else given[0]
-    if not isinstance(found, (int, list, tuple)):  # what is iterated may have no end
+    if not isinstance(found, (int, list, tuple)):  # an iterator may be endless
         raise TypeError(f"{name}: got {type(found).__name__} (expected an int, or a list or tuple of ints)")
     return found
 
@@ -88,7 +88,8 @@ def cuts(name, *given):
 def tensor_split(
     input, indices_or_sections=None, dim=0, *, indices=None, sections=None, tensor_indices_or_sections=None
 ):
-    """Views along dim: as many as given, differing by at most one in size, or cut before each index."""
+    """Views along dim: the given number of them, with sizes that differ by at most one, or cut before each given
+    index."""
     indices_or_sections = cuts("tensor_split", indices_or_sections, indices, sections, tensor_indices_or_sections)
     size = size_along("tensor_split", input, dim)
     if isinstance(indices_or_sections, int):
@@ -103,89 +104,96 @@ def tensor_split(
 
 @both
 def unbind(input, dim=0):
-    """Views at every index of dim, which goes away."""
+    """Views at every index of dim, without that dimension."""
     return tuple(input.select(dim, i) for i in range(few_pieces("unbind", size_along("unbind", input, dim))))
 
 
 @function
 def hstack(tensors):
-    """The tensors joined along dimension 1 (of vectors: 0)."""
+    """The tensors, joined along dimension 1 (vectors: 0)."""
     tensors = [t.reshape(1) if t.dim() == 0 else t for t in tensors]
     return _C.cat(tensors, 0 if tensors and tensors[0].dim() == 1 else 1)
 
 
 @function
 def vstack(tensors):
-    """The tensors, vectors being rows, joined along dimension 0."""
+    """The tensors, joined along dimension 0. Vectors count as rows."""
     return _C.cat([t.reshape(1, -1) if t.dim() < 2 else t for t in tensors], 0)
 
 
 @function
 def concat(tensors, dim=0):
-    """cat."""
+    """The same as cat."""
     return _C.cat(tensors, dim)
 
 
 @function
 def concatenate(tensors, dim=0):
-    """cat."""
+    """The same as cat."""
     return _C.cat(tensors, dim)
 
 
 @both
 def movedim(input, source, destination):
-    """input with the dimensions `source` at the places `destination`, the others in their order."""
+    """input with the dimensions `source` moved to the positions `destination`. The others keep their order."""
     n = input.dim()
     source = [axis_of("movedim", d, n) for d in as_tuple(source)]
     target = [axis_of("movedim", d, n) for d in as_tuple(destination)]
     if len(source) != len(target) or len({*source}) < len(source) or len({*target}) < len(target):
-        raise RuntimeError(f"movedim: source {source} and destination {target} (expected as many, each once)")
+        raise RuntimeError(
+            f"movedim: source {source} and destination {target} (expected the same number of each, and no "
+            "dimension twice)"
+        )
     rest, order = iter([d for d in range(n) if d not in source]), dict(zip(target, source))
     return input.permute([order[d] if d in order else next(rest) for d in range(n)])
 
 
 @both
 def moveaxis(input, source, destination):
-    """movedim."""
+    """The same as movedim."""
     return movedim(input, source, destination)
 
 
 @both
 def swapaxes(input, axis0, axis1):
-    """transpose."""
+    """The same as transpose."""
     return input.transpose(axis0, axis1)
 
 
 @both
 def swapdims(input, dim0, dim1):
-    """transpose."""
+    """The same as transpose."""
     return input.transpose(dim0, dim1)
 
 
 @both
 def unflatten(input, dim, sizes):
-    """Dimension dim split into `sizes`, one of which may be -1."""
+    """Dimension dim, split into `sizes`, one of which may be -1."""
     size_along("unflatten", input, dim)
     dim, sizes = axis_of("unflatten", dim, input.dim()), list(sizes)
     if not sizes:
-        raise RuntimeError("unflatten: no sizes")
+        raise RuntimeError("unflatten: sizes is empty (expected at least one)")
     if -1 in sizes:
         known = -math.prod(sizes)
         sizes[sizes.index(-1)] = input.shape[dim] // known if known else -1
     if math.prod(sizes) != input.shape[dim]:
         want = input.shape[dim]
-        raise RuntimeError(f"unflatten: sizes {sizes} do not multiply to {want}, the size of dimension {dim}")
+        raise RuntimeError(
+            f"unflatten: sizes are {sizes} (expected sizes with the product {want}, the size of dimension {dim})"
+        )
     return input.reshape(*input.shape[:dim], *sizes, *input.shape[dim + 1 :])
 
 
 @method
 def repeat(self, *sizes, repeats=None):
-    """The tensor repeated sizes[d] times along each dimension; more sizes than dimensions add some in front."""
+    """The tensor, repeated sizes[d] times along each dimension. Additional sizes add dimensions in front."""
     sizes = varargs(sizes if repeats is None else (repeats,))
     lead = len(sizes) - self.dim()
     if lead < 0 or min(sizes, default=0) < 0:
         shape = tuple(self.shape)
-        raise RuntimeError(f"repeat: sizes {sizes} for shape {shape} (expected at least as many, none negative)")
+        raise RuntimeError(
+            f"repeat: sizes {sizes} for shape {shape} (expected at least one per dimension, none negative)"
+        )
     shape = (1,) * lead + tuple(self.shape)
     pairs = self.reshape([n for s in shape for n in (1, s)]) if shape else self
     wide = pairs.expand([n for r, s in zip(sizes, shape) for n in (r, s)]) if shape else pairs
@@ -194,20 +202,20 @@ def repeat(self, *sizes, repeats=None):
 
 @both
 def tile(input, *sizes, dims=None):
-    """repeat, with ones in front of fewer sizes than dimensions."""
+    """repeat; if there are fewer sizes than dimensions, ones are added in front."""
     dims = varargs(sizes if dims is None else (dims,))
     return repeat(input, *(1,) * (input.dim() - len(dims)), *dims)
 
 
 @both
 def roll(input, shifts, dims=None):
-    """The elements moved on by shifts along dims, those that leave coming back in front; without dims, of the flattened
-    tensor."""
+    """The elements, moved by shifts along dims. Elements that leave at one end come back at the other. Without dims, of
+    the flattened tensor."""
     if dims is None or dims == ():
         return roll(input.reshape(-1), shifts, 0).reshape(input.shape)
     shifts, dims = as_tuple(shifts), as_tuple(dims)
     if len(shifts) != len(dims):
-        raise RuntimeError(f"roll: {len(shifts)} shifts for {len(dims)} dims")
+        raise RuntimeError(f"roll: got {len(shifts)} shifts for {len(dims)} dims (expected one shift per dim)")
     out = input
     for shift, dim in zip(shifts, dims):
         n = out.shape[axis_of("roll", dim, out.dim())]
@@ -233,19 +241,19 @@ def flipud(input):
 
 @both
 def ravel(input):
-    """The elements as one row."""
+    """The elements as one vector."""
     return input.reshape(-1)
 
 
 @both
 def broadcast_to(input, size):
-    """expand."""
+    """The same as expand."""
     return input.expand(size)
 
 
 @function
 def broadcast_tensors(*tensors):
-    """The tensors expanded to their common shape; those that have it are returned themselves."""
+    """The tensors, expanded to their common shape. Tensors that have this shape already are returned themselves."""
     tensors = varargs(tensors)
     shape = broadcast_shape("broadcast_tensors", [t.shape for t in tensors])
     return tuple(t if tuple(t.shape) == tuple(shape) else t.expand(shape) for t in tensors)
@@ -253,7 +261,7 @@ def broadcast_tensors(*tensors):
 
 @function
 def meshgrid(*tensors, indexing=None):
-    """For vectors x, y, ...: X[i, j, ...] = x[i], Y[i, j, ...] = y[j], and so on ("xy": i and j swapped)."""
+    """For vectors x, y, ...: X[i, j, ...] = x[i], Y[i, j, ...] = y[j], and so on ("xy": with i and j swapped)."""
     tensors = varargs(tensors)
     if indexing not in (None, "ij", "xy"):
         raise RuntimeError(f"meshgrid: indexing is {indexing!r} (expected 'ij' or 'xy')")
@@ -268,11 +276,14 @@ def meshgrid(*tensors, indexing=None):
 
 @both
 def diagonal(input, offset=0, dim1=0, dim2=1):
-    """The view of the diagonal of dimensions dim1 and dim2, `offset` above the main one, as the last dimension."""
+    """A view of the diagonal of dimensions dim1 and dim2, `offset` above the main diagonal, as the last dimension."""
     n = input.dim()
     a, b = axis_of("diagonal", dim1, n), axis_of("diagonal", dim2, n)
     if a == b or n < 2:
-        raise RuntimeError(f"diagonal: dimensions {dim1} and {dim2} of shape {tuple(input.shape)} (expected two)")
+        raise RuntimeError(
+            f"diagonal: dimensions {dim1} and {dim2} of shape {tuple(input.shape)} are the same (expected two "
+            "dimensions)"
+        )
     rows, cols = input.shape[a], input.shape[b]
     length = max(min(rows + min(offset, 0), cols - max(offset, 0)), 0)
     rest = [d for d in range(n) if d not in (a, b)]
@@ -284,7 +295,7 @@ def diagonal(input, offset=0, dim1=0, dim2=1):
 
 @both
 def diag(input, diagonal=0):
-    """A matrix's diagonal, or the matrix with the vector input on its diagonal."""
+    """A matrix's diagonal; or a matrix with the vector input on its diagonal."""
     if input.dim() == 2:
         return Tensor.diagonal(input, diagonal).clone()
     if input.dim() != 1:
@@ -316,20 +327,21 @@ def _triangle(input, k, upper):
 @in_place
 @both
 def tril(input, diagonal=0):
-    """The matrices input with zeros above the diagonal that lies `diagonal` above the main one."""
+    """The matrices input with zeros above the diagonal that is `diagonal` above the main one."""
     return _triangle(input, diagonal, False)
 
 
 @in_place
 @both
 def triu(input, diagonal=0):
-    """The matrices input with zeros below the diagonal that lies `diagonal` above the main one."""
+    """The matrices input with zeros below the diagonal that is `diagonal` above the main one."""
     return _triangle(input, diagonal, True)
 
 
 @method
 def fill_diagonal_(self, fill_value, wrap=False):
-    """fill_value on the diagonal (of more than two dimensions: where all indices are equal); wrap goes on below it."""
+    """Sets the diagonal to fill_value (with more than two dimensions: the elements whose indices are all equal). wrap:
+    the diagonal starts again below."""
     if self.dim() < 2 or self.dim() > 2 and len({*self.shape}) > 1:
         raise RuntimeError(f"fill_diagonal_: shape {tuple(self.shape)} (expected a matrix, or equal sizes)")
     step = sum(self.stride(d) for d in range(self.dim()))

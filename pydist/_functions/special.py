@@ -12,7 +12,7 @@ from pydist.autograd import Function
 
 
 def _wide(formula):
-    """The function computed in float64, in the input's dtype (integers: the default float dtype)."""
+    """The function, computed in float64. The result has the input's dtype (integers: the default float dtype)."""
 
     def apply(input, *args):
         dtype = input.dtype if input.is_floating_point() else _C.get_default_dtype()
@@ -23,7 +23,7 @@ def _wide(formula):
     return apply
 
 
-# The gamma function and its logarithmic derivatives: the argument is moved beyond 10, where Stirling's series holds.
+# The gamma function and its logarithmic derivatives: shifts the argument beyond 10, where Stirling's series is exact.
 
 _SHIFT = 10
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)  # B2, B4, ...
@@ -102,7 +102,7 @@ def polygamma(n, input):
         raise RuntimeError(f"polygamma: n is {n} (expected at least 0)")
     if n == 0:
         return digamma(input)
-    factor = (1 if n % 2 else -1) * (float(math.factorial(n)) if n <= 170 else math.inf)  # more than a double can hold
+    factor = (1 if n % 2 else -1) * (float(math.factorial(n)) if n <= 170 else math.inf)  # larger than any float64
     value = factor * _hurwitz(n + 1.0, input.double())
     return value.to(input.dtype if input.is_floating_point() else _C.float32)
 
@@ -134,7 +134,7 @@ def _erfc(x):
     return _C.tensor(values).reshape(x.shape)
 
 
-# The normal quantile by Wichura's algorithm AS 241 (1988): a ratio of polynomials each in the middle and in two tails.
+# The normal quantile by Wichura's algorithm AS 241 (1988): a ratio of polynomials for the middle and each of two tails.
 _MIDDLE = (
     (
         3.3871328727963666080, 1.3314166789178437745e2, 1.9715909503065514427e3, 1.3731693765509461125e4,
@@ -165,7 +165,7 @@ _FAR = (
         1.84631831751005468180e-5, 1.42151175831644588870e-7, 2.04426310338993978564e-15,
     ),
 )  # fmt: skip
-_PIECE = 1 << 15  # elements whose intermediate values stay in the cache
+_PIECE = 1 << 15  # so many elements, with intermediate values, fit the cache
 
 
 def _ratio(polynomials, r):
@@ -217,7 +217,7 @@ class _Erfinv(Function):
 @both
 @_wide
 def erfc(input):
-    """1 - erf(input), exact where that is small."""
+    """1 - erf(input), accurate also where that is small."""
     return _Erfc.apply(input)
 
 
@@ -225,7 +225,7 @@ def erfc(input):
 @both
 @_wide
 def erfinv(input):
-    """The number whose error function is input."""
+    """The number whose erf is input."""
     return _Erfinv.apply(input)
 
 
@@ -247,7 +247,7 @@ def ndtr(input):
 
 @_wide
 def log_ndtr(input):
-    """log(ndtr(input)), exact far below 0."""
+    """log(ndtr(input)), accurate also for very negative input."""
     low = input < -1
     x = masked_fill(input, ~low, -1.0)
     tail = (erfcx(x * -math.sqrt(0.5)) / 2).log() - x * x / 2
@@ -261,12 +261,12 @@ def ndtri(input):
 
 
 def entr(input):
-    """-input * log(input), 0 at 0."""
+    """-input * log(input); 0 at 0."""
     return -xlogy(input, input)
 
 
 def xlog1py(input, other):
-    """input * log1p(other), 0 where input is 0."""
+    """input * log1p(other); 0 if input is 0."""
     zero = (input == 0) & ~isnan(other)
     return input * masked_fill(other, zero, 0.0).log1p()
 
@@ -275,7 +275,7 @@ def xlog1py(input, other):
 @both
 @_wide
 def i0(input):
-    """The modified Bessel function of the first kind and order 0, by its series (the asymptotic one beyond 30)."""
+    """The modified Bessel function of the first kind of order 0, by its series (above 30 by the asymptotic series)."""
     x = input.abs()
     large = x > 30
     small = masked_fill(x, large, 1.0)

@@ -13,19 +13,19 @@ from pydist._functions.reduce import norm
 
 @both
 def nansum(input, dim=None, keepdim=False, *, dtype=None):
-    """sum, NaN counting as 0."""
+    """The sum, in which NaN counts as 0."""
     kept = masked_fill(input, isnan(input), 0) if input.is_floating_point() else input
     return kept.sum(dim, keepdim=keepdim, dtype=dtype)
 
 
 @both
 def nanmean(input, dim=None, keepdim=False, *, dtype=None):
-    """The mean of what is not NaN."""
+    """The mean of the elements that are not NaN."""
     return nansum(input, dim, keepdim, dtype=dtype) / (~isnan(input)).sum(dim, keepdim=keepdim)
 
 
 def _at_quantile(values, count, q, interpolation):
-    """Of values sorted along the last dimension the element at q * (count - 1), or between two."""
+    """The element at q * (count - 1), or between two elements, of values that are sorted along the last dimension."""
     at = q * (count - 1)
     if interpolation == "nearest":
         at = at.round()
@@ -57,7 +57,7 @@ def _quantile(name, input, q, dim, keepdim, interpolation, skip_nan):
         back = axis_of(name, dim, input.dim())
         rows = input.movedim(back, -1) if input.dim() else input.reshape(1)
         whole = [n for d, n in enumerate(input.shape) if d != back]
-    values = rows.sort(-1).values  # NaN last
+    values = rows.sort(-1).values  # NaN comes last
     count = (~isnan(values)).sum(-1, keepdim=True)
     wide = q.double().expand(*values.shape[:-1], q.numel())
     if skip_nan:
@@ -77,21 +77,21 @@ def _quantile(name, input, q, dim, keepdim, interpolation, skip_nan):
 @both
 @in_float32
 def quantile(input, q, dim=None, keepdim=False, *, interpolation="linear"):
-    """The numbers below which the parts q of the elements lie, along dim or of all."""
+    """The numbers below which the shares q of the elements are, along dim or of all."""
     return _quantile("quantile", input, q, dim, keepdim, interpolation, False)
 
 
 @both
 @in_float32
 def nanquantile(input, q, dim=None, keepdim=False, *, interpolation="linear"):
-    """quantile of what is not NaN."""
+    """quantile of the elements that are not NaN."""
     return _quantile("nanquantile", input, q, dim, keepdim, interpolation, True)
 
 
 @both
 @values_indices
 def nanmedian(input, dim=None, keepdim=False):
-    """median of what is not NaN."""
+    """median of the elements that are not NaN."""
     flat = input.reshape(-1) if dim is None else input
     if dim is None and not flat.numel():
         return _C.full((), math.nan, dtype=input.dtype)
@@ -112,7 +112,7 @@ def nanmedian(input, dim=None, keepdim=False):
 @in_place
 @both
 def cumprod(input, dim, *, dtype=None):
-    """Along dim, the product of all elements up to each. Integers and bool give int64."""
+    """The product of all elements up to each one, along dim. Integers and bool give int64."""
     x = input.to(dtype) if dtype is not None else input if input.is_floating_point() else input.long()
     along = axis_of("cumprod", dim, input.dim())
     if input.dim() == 0:
@@ -133,7 +133,7 @@ def _running_extreme(input, dim, largest):
     at = _C.arange(n).reshape([-1 if d == along else 1 for d in range(input.dim())]).expand(input.shape).clone()
     while step < n:
         here, before = x.narrow(along, step, n - step), x.narrow(along, 0, n - step)
-        wins = (before > here) if largest else (before < here)  # the later one of equals
+        wins = (before > here) if largest else (before < here)  # of equal elements the later one
         if x.is_floating_point():
             wins = (wins | isnan(before)) & ~isnan(here)
         x = _C.cat([x.narrow(along, 0, step), _C.where(wins, before, here)], along)
@@ -146,20 +146,20 @@ def _running_extreme(input, dim, largest):
 @both
 @values_indices
 def cummax(input, dim):
-    """(values, indices): along dim, the largest of all elements up to each, and where it stands."""
+    """(values, indices): along dim, the largest of all elements up to each one, and its position."""
     return _running_extreme(input, dim, True)
 
 
 @both
 @values_indices
 def cummin(input, dim):
-    """(values, indices): along dim, the smallest of all elements up to each, and where it stands."""
+    """(values, indices): along dim, the smallest of all elements up to each one, and its position."""
     return _running_extreme(input, dim, False)
 
 
 @both
 def logcumsumexp(input, dim):
-    """Along dim, the logarithm of the sum of the exponentials of all elements up to each."""
+    """Along dim, the logarithm of the sum of the exponentials of all elements up to each one."""
     along, x, step = axis_of("logcumsumexp", dim, input.dim()), input, 1
     if input.dim() == 0:
         return input.clone()
@@ -173,13 +173,13 @@ def logcumsumexp(input, dim):
 
 @both
 def diff(input, n=1, dim=-1, prepend=None, append=None):
-    """The differences of neighbours along dim, n times over."""
+    """The differences of neighbours along dim, taken n times."""
     along = axis_of("diff", dim, input.dim())
     if input.dim() == 0 or n < 0:
         raise RuntimeError(f"diff: shape {tuple(input.shape)}, n {n} (expected at least 1 dimension, n at least 0)")
     parts = [t for t in (prepend, input, append) if t is not None]
     x = _C.cat(parts, along) if len(parts) > 1 else input
-    for _ in range(min(n, x.shape[along])):  # then none is left
+    for _ in range(min(n, x.shape[along])):  # then no element is left
         size = max(x.shape[along] - 1, 0)
         after, before = x.narrow(along, min(1, x.shape[along]), size), x.narrow(along, 0, size)
         x = after != before if x.dtype is _C.bool else after - before
@@ -200,20 +200,20 @@ def _strips(name, y, x, dx, dim):
 
 @both
 def trapezoid(y, x=None, *, dx=1, dim=-1):
-    """The integral of y along dim by the trapezoidal rule, at the places x or dx apart."""
+    """The integral of y along dim by the trapezoidal rule, at the positions x or with distance dx."""
     strips, along = _strips("trapezoid", y, x, dx, dim)
     return strips.sum(along) if y.shape[along] else _C.zeros(strips.sum(along).shape, dtype=y.dtype)
 
 
 @function
 def trapz(y, x=None, *, dx=1, dim=-1):
-    """trapezoid."""
+    """The same as trapezoid."""
     return trapezoid(y, x, dx=dx, dim=dim)
 
 
 @function
 def cumulative_trapezoid(y, x=None, *, dx=1, dim=-1):
-    """The integral up to each element but the first."""
+    """The integral up to each element except the first."""
     strips, along = _strips("cumulative_trapezoid", y, x, dx, dim)
     return strips.cumsum(along)
 
@@ -230,7 +230,7 @@ def dist(input, other, p=2):
 @in_place
 @both
 def renorm(input, p, dim, maxnorm):
-    """input with each slice along dim whose p-norm is above maxnorm scaled down to it."""
+    """input, in which each slice along dim with a p-norm greater than maxnorm is scaled down to maxnorm."""
     along = axis_of("renorm", dim, input.dim())
     if input.dim() < 2 or p <= 0 or maxnorm < 0:
         got = f"shape {tuple(input.shape)}, p {p}, maxnorm {maxnorm}"
@@ -242,7 +242,7 @@ def renorm(input, p, dim, maxnorm):
 
 @both
 def cov(input, *, correction=1, fweights=None, aweights=None):
-    """The covariances of the rows of input[variables, observations] (or one row), weighted if asked for."""
+    """The covariances of the rows of input[variables, observations] (or of one row), with weights if given."""
     if input.dim() > 2:
         raise RuntimeError(f"cov: shape {tuple(input.shape)} (expected at most 2 dimensions)")
     x = input.reshape(1, -1) if input.dim() < 2 else input

@@ -314,7 +314,7 @@ def test_functions_of_nn(case):
 def test_names_of_files_imported_later(file):
     functions, methods = (names.split() for names in pydist._index.LATER[file])
     importlib.import_module(f"pydist._functions.{file}")
-    assert not [n for n in methods if "which the first call imports" in getattr(pydist.Tensor, n).__doc__]
+    assert not [n for n in methods if "which its first call imports" in getattr(pydist.Tensor, n).__doc__]
     assert set(functions) == {
         n for n, f in pydist._functions.NAMES.items() if f.__module__ == f"pydist._functions.{file}"
     }

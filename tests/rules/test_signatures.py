@@ -365,7 +365,7 @@ def test_bad_names():
     for call, message in (
         (lambda: x.view(sizes=(2, 2)), "view: got an unexpected keyword argument 'sizes'"),
         (lambda: x.view((2, 2), size=(2, 2)), "view: got multiple values for argument 'size'"),
-        (lambda: x.tensor_split(2, sections=2), "tensor_split: 2 of indices_or_sections, indices and sections"),
+        (lambda: x.tensor_split(2, sections=2), "tensor_split: got 2 of indices_or_sections, indices and sections"),
         (lambda: x.random_(1, frm=2), "random_: unexpected keyword"),
         (lambda: pydist.cummax(x, 0, out=x), "cummax: out is Tensor \\(expected 2 tensors\\)"),
         (lambda: pydist.dot(x, x, out=3), "dot: out is int"),
