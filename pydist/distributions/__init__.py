@@ -1,5 +1,5 @@
-"""Probability distributions with PyTorch's names: sample, rsample (through which gradients flow), log_prob, entropy,
-and kl_divergence between two of them.
+"""Probability distributions with PyTorch's names: sample, rsample (a sample with gradients), log_prob, entropy, and
+kl_divergence between two distributions.
 
 >>> import pydist
 >>> from pydist.distributions import Normal, kl_divergence
@@ -51,7 +51,7 @@ from pydist.distributions.kl import kl_divergence, register_kl
 from pydist.distributions.multivariate import MultivariateNormal
 from pydist.distributions.transforms import *
 
-_FILES = {  # PyTorch's file of a class -> ours
+_FILES = {  # PyTorch's module of a class -> ours
     categorical: "multinomial one_hot_categorical",
     continuous: "cauchy exponential gumbel half_cauchy half_normal laplace log_normal normal pareto relaxed_bernoulli uniform weibull",
     discrete: "bernoulli binomial geometric poisson",

@@ -6,7 +6,7 @@ from pydist.distributions.distribution import Distribution, clamp_probs
 
 
 class Categorical(Distribution):
-    """Class k with probability probs[..., k] (made to sum to 1), or softmax(logits)[..., k]."""
+    """Class k has the probability probs[..., k] (scaled to sum to 1), or softmax(logits)[..., k]."""
 
     arg_constraints = {"probs": "simplex", "logits": "real"}
     _value = "count"
@@ -36,16 +36,19 @@ class Categorical(Distribution):
 
     @property
     def param_shape(self):
+        """The shape of probs and logits."""
         return (self.probs if self._by_probs else self.logits).shape
 
     @property
     def mean(self):
+        """NaN: classes have no mean."""
         return self.probs.new_full(tuple(self._batch_shape), float("nan"))
 
     variance = mean
 
     @property
     def mode(self):
+        """The most probable class."""
         return self.probs.argmax(-1)
 
     def _check(self, value):
@@ -73,13 +76,13 @@ class Categorical(Distribution):
         return -(logits * self.probs).sum(-1)
 
     def enumerate_support(self, expand=True):
-        """All classes, in front of the batch."""
+        """All classes, along a new first dimension before the batch."""
         values = _C.arange(self._num_events).reshape([-1] + [1] * len(self._batch_shape))
         return values.expand((-1, *self._batch_shape)) if expand else values
 
 
 class _OverClasses(Distribution):
-    """Of events with a number for each class."""
+    """A distribution of events with one number for each class."""
 
     arg_constraints = {}
 
@@ -98,20 +101,23 @@ class _OverClasses(Distribution):
 
 
 class OneHotCategorical(_OverClasses):
-    """Categorical, with samples that are 1 at their class and 0 elsewhere."""
+    """Categorical with one-hot samples: 1 at their class and 0 elsewhere."""
 
     _value = "boolean"
 
     @property
     def mean(self):
+        """The mean."""
         return self.probs
 
     @property
     def variance(self):
+        """The variance."""
         return self.probs * (1 - self.probs)
 
     @property
     def mode(self):
+        """The most probable class, one-hot."""
         return self._hot(self.probs.argmax(-1))
 
     def _hot(self, index):
@@ -128,7 +134,7 @@ class OneHotCategorical(_OverClasses):
 
 
 class OneHotCategoricalStraightThrough(OneHotCategorical):
-    """With an rsample whose gradient is that of the probabilities (Bengio et al., 2013)."""
+    """OneHotCategorical with an rsample whose gradient is that of the probabilities (Bengio et al., 2013)."""
 
     has_rsample = True
 
@@ -143,16 +149,18 @@ class Multinomial(_OverClasses):
 
     def __init__(self, total_count=1, probs=None, logits=None, validate_args=None):
         if not isinstance(total_count, int):
-            raise NotImplementedError("inhomogeneous total_count is not supported")
+            raise NotImplementedError("inhomogeneous total_count is not supported (expected one number)")
         self.total_count = total_count
         super().__init__(probs, logits, validate_args)
 
     @property
     def mean(self):
+        """The mean number of each class."""
         return self.probs * self.total_count
 
     @property
     def variance(self):
+        """The variance of the number of each class."""
         return self.total_count * self.probs * (1 - self.probs)
 
     def sample(self, sample_shape=()):

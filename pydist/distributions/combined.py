@@ -1,4 +1,4 @@
-"""Distributions made of others."""
+"""Distributions made of other distributions."""
 
 from pydist.distributions.distribution import Distribution
 
@@ -9,7 +9,7 @@ def _last(t, n):
 
 
 class Independent(Distribution):
-    """base_distribution, the last dimensions of whose batch are one event."""
+    """base_distribution with the last dimensions of its batch as one event."""
 
     def __init__(self, base_distribution, reinterpreted_batch_ndims, validate_args=None):
         n, batch = reinterpreted_batch_ndims, tuple(base_distribution.batch_shape)
@@ -27,14 +27,17 @@ class Independent(Distribution):
 
     @property
     def mean(self):
+        """The mean."""
         return self.base_dist.mean
 
     @property
     def mode(self):
+        """The most probable value."""
         return self.base_dist.mode
 
     @property
     def variance(self):
+        """The variance."""
         return self.base_dist.variance
 
     def sample(self, sample_shape=()):
@@ -54,7 +57,8 @@ class Independent(Distribution):
 
 
 class MixtureSameFamily(Distribution):
-    """One of component_distribution's last batch dimension, drawn by the Categorical mixture_distribution."""
+    """A mixture: the Categorical mixture_distribution draws one of the distributions along the last batch dimension of
+    component_distribution."""
 
     def __init__(self, mixture_distribution, component_distribution, validate_args=None):
         self.mixture_distribution, self.component_distribution = mixture_distribution, component_distribution
@@ -73,10 +77,12 @@ class MixtureSameFamily(Distribution):
 
     @property
     def mean(self):
+        """The mean."""
         return (self._weights() * self.component_distribution.mean).sum(self._dim)
 
     @property
     def variance(self):
+        """The variance."""
         within = (self._weights() * self.component_distribution.variance).sum(self._dim)
         away = self.component_distribution.mean - self.mean.unsqueeze(self._dim)
         return within + (self._weights() * away**2).sum(self._dim)

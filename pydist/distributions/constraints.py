@@ -1,4 +1,4 @@
-"""What parameters and values of distributions must be: names that arg_constraints takes, each with check(value).
+"""Constraints on parameters and values of distributions: names for arg_constraints, each with check(value).
 
 >>> import pydist
 >>> from pydist.distributions import constraints
@@ -10,7 +10,7 @@ from pydist.distributions.distribution import _CHECKS
 
 
 class Constraint(str):
-    """A name, a function that says where a value is in place, and how many dimensions an element has."""
+    """A name, a function that says whether a value is valid, and the number of dimensions of an element."""
 
     event_dim, is_discrete = 0, False
 
@@ -20,7 +20,7 @@ class Constraint(str):
         return new
 
     def check(self, value):
-        """True where an element of value fulfils it."""
+        """True for elements of value that satisfy the constraint."""
         return self._check(value)
 
     def __repr__(self):
@@ -54,14 +54,14 @@ def interval(lower_bound, upper_bound):
 
 
 def half_open_interval(lower_bound, upper_bound):
-    """From lower_bound, included, to upper_bound, not."""
+    """From lower_bound (included) to upper_bound (excluded)."""
     return Constraint(
         f"half_open_interval({lower_bound}, {upper_bound})", lambda v: (v >= lower_bound) & (v < upper_bound)
     )
 
 
 def integer_interval(lower_bound, upper_bound):
-    """Whole numbers from lower_bound to upper_bound, both included."""
+    """Integers from lower_bound to upper_bound, both included."""
     return Constraint(
         f"integer_interval({lower_bound}, {upper_bound})",
         lambda v: (v % 1 == 0) & (v >= lower_bound) & (v <= upper_bound),
@@ -70,7 +70,7 @@ def integer_interval(lower_bound, upper_bound):
 
 
 def greater_than(lower_bound):
-    """Above lower_bound."""
+    """Greater than lower_bound."""
     return Constraint(f"greater_than({lower_bound})", lambda v: v > lower_bound)
 
 
@@ -80,12 +80,12 @@ def greater_than_eq(lower_bound):
 
 
 def less_than(upper_bound):
-    """Below upper_bound."""
+    """Less than upper_bound."""
     return Constraint(f"less_than({upper_bound})", lambda v: v < upper_bound)
 
 
 def independent(base_constraint, reinterpreted_batch_ndims):
-    """base_constraint of all elements of the last dimensions."""
+    """base_constraint for all elements of the last dimensions."""
     n = reinterpreted_batch_ndims
     return Constraint(
         f"independent({base_constraint}, {n})",

@@ -1,4 +1,4 @@
-"""Distributions of real numbers whose samples are formulas of uniform or normal ones."""
+"""Distributions of real numbers whose samples are formulas of uniform or normal numbers."""
 
 import math
 
@@ -7,12 +7,12 @@ from pydist.distributions.distribution import Distribution, LOG_2PI, broadcast_a
 
 
 class _Formula(Distribution):
-    """Over parameters of one shape, with a sample that is a formula of random numbers."""
+    """A distribution with parameters of one shape, whose sample is a formula of random numbers."""
 
     has_rsample = True
 
     def _uniform(self, sample_shape, like):
-        """Of (0, 1): logarithms of it and of 1 - it are finite."""
+        """Uniform numbers in (0, 1): the logarithms of u and of 1 - u are finite."""
         eps = 2.0**-53 if like.dtype is _C.float64 else 2.0**-24
         return _C.rand(self._shape(sample_shape), dtype=like.dtype).clamp(eps, 1 - eps)
 
@@ -26,22 +26,26 @@ class _LocScale(_Formula):
 
     @property
     def mean(self):
+        """The mean."""
         return self.loc
 
     @property
     def mode(self):
+        """The most probable value."""
         return self.loc
 
 
 class Normal(_LocScale):
-    """exp(-((x - loc) / scale)^2 / 2) / (scale sqrt(2 pi))."""
+    """Density exp(-((x - loc) / scale)^2 / 2) / (scale sqrt(2 pi))."""
 
     @property
     def stddev(self):
+        """The standard deviation."""
         return self.scale
 
     @property
     def variance(self):
+        """The variance."""
         return self.scale * self.scale
 
     def rsample(self, sample_shape=()):
@@ -62,25 +66,29 @@ class Normal(_LocScale):
 
 
 class LogNormal(Normal):
-    """exp of a normal number."""
+    """The distribution of exp of a normal number."""
 
     _value = "positive"
 
     @property
     def mean(self):
+        """The mean."""
         return (self.loc + self.scale * self.scale / 2).exp()
 
     @property
     def mode(self):
+        """The most probable value."""
         return (self.loc - self.scale * self.scale).exp()
 
     @property
     def variance(self):
+        """The variance."""
         square = self.scale * self.scale
         return square.expm1() * (2 * self.loc + square).exp()
 
     @property
     def stddev(self):
+        """The standard deviation."""
         return self.variance.sqrt()
 
     def rsample(self, sample_shape=()):
@@ -102,10 +110,11 @@ class LogNormal(Normal):
 
 
 class Laplace(_LocScale):
-    """exp(-|x - loc| / scale) / (2 scale)."""
+    """Density exp(-|x - loc| / scale) / (2 scale)."""
 
     @property
     def variance(self):
+        """The variance."""
         return 2 * self.scale * self.scale
 
     def rsample(self, sample_shape=()):
@@ -127,14 +136,16 @@ class Laplace(_LocScale):
 
 
 class Cauchy(_LocScale):
-    """1 / (pi scale (1 + ((x - loc) / scale)^2))."""
+    """Density 1 / (pi scale (1 + ((x - loc) / scale)^2))."""
 
     @property
     def mean(self):
+        """NaN: the distribution has no mean."""
         return _C.full(tuple(self.loc.shape), math.nan, dtype=self.loc.dtype)
 
     @property
     def variance(self):
+        """Infinite or NaN: the distribution has no variance."""
         return _C.full(tuple(self.loc.shape), math.inf, dtype=self.loc.dtype)
 
     def rsample(self, sample_shape=()):
@@ -155,14 +166,16 @@ class Cauchy(_LocScale):
 
 
 class Gumbel(_LocScale):
-    """The largest of many: cdf exp(-exp(-(x - loc) / scale))."""
+    """The distribution of the maximum of many numbers: cdf exp(-exp(-(x - loc) / scale))."""
 
     @property
     def mean(self):
+        """The mean."""
         return self.loc + self.scale * 0.57721566490153286060
 
     @property
     def variance(self):
+        """The variance."""
         return (math.pi**2 / 6) * self.scale * self.scale
 
     def rsample(self, sample_shape=()):
@@ -183,7 +196,7 @@ class Gumbel(_LocScale):
 
 
 class _Half(_Formula):
-    """|x| of a distribution around 0."""
+    """|x| for a distribution centred at 0."""
 
     arg_constraints = {"scale": "positive"}
     _value = "nonnegative"
@@ -195,6 +208,7 @@ class _Half(_Formula):
 
     @property
     def mode(self):
+        """The most probable value."""
         return self.scale * 0
 
     def rsample(self, sample_shape=()):
@@ -214,52 +228,59 @@ class _Half(_Formula):
 
 
 class HalfNormal(_Half):
-    """|x| of a normal number around 0."""
+    """|x| for a normal number with mean 0."""
 
     _base = Normal
 
     @property
     def mean(self):
+        """The mean."""
         return self.scale * math.sqrt(2 / math.pi)
 
     @property
     def variance(self):
+        """The variance."""
         return self.scale * self.scale * (1 - 2 / math.pi)
 
 
 class HalfCauchy(_Half):
-    """|x| of a Cauchy number around 0."""
+    """|x| for a Cauchy number centred at 0."""
 
     _base = Cauchy
 
     @property
     def mean(self):
+        """Infinite: the integral of the mean diverges."""
         return self.scale * math.inf
 
     @property
     def variance(self):
+        """Infinite: the integral of the variance diverges."""
         return self._whole.variance
 
 
 class Uniform(_Formula):
-    """1 / (high - low) in [low, high)."""
+    """Density 1 / (high - low) in [low, high)."""
 
     def __init__(self, low, high, validate_args=None):
         self.low, self.high = broadcast_all(low, high)
         super().__init__(self.low.shape, validate_args=validate_args)
         if self._validate_args and not (self.low < self.high).all().item():
-            raise ValueError("Uniform is not defined when low>= high")
+            raise ValueError("Uniform is not defined when low>= high (expected low < high)")
 
     @property
     def mean(self):
+        """The mean."""
         return (self.high + self.low) / 2
 
     @property
     def variance(self):
+        """The variance."""
         return (self.high - self.low) ** 2 / 12
 
     @property
     def mode(self):
+        """The most probable value."""
         return math.nan * self.high
 
     def _check(self, value):
@@ -291,7 +312,7 @@ class Uniform(_Formula):
 
 
 class Exponential(_Formula):
-    """rate exp(-rate x), x >= 0."""
+    """Density rate exp(-rate x) for x >= 0."""
 
     arg_constraints = {"rate": "positive"}
     _value = "nonnegative"
@@ -302,18 +323,22 @@ class Exponential(_Formula):
 
     @property
     def mean(self):
+        """The mean."""
         return 1 / self.rate
 
     @property
     def mode(self):
+        """The most probable value."""
         return self.rate * 0
 
     @property
     def stddev(self):
+        """The standard deviation."""
         return 1 / self.rate
 
     @property
     def variance(self):
+        """The variance."""
         return self.rate**-2
 
     def rsample(self, sample_shape=()):
@@ -333,7 +358,7 @@ class Exponential(_Formula):
 
 
 class Weibull(_Formula):
-    """scale * e ** (1 / concentration), e being an exponential number."""
+    """scale * e ** (1 / concentration), where e is an exponential number."""
 
     arg_constraints = {"scale": "positive", "concentration": "positive"}
     _value = "positive"
@@ -344,10 +369,12 @@ class Weibull(_Formula):
 
     @property
     def mean(self):
+        """The mean."""
         return self.scale * (1 + 1 / self.concentration).lgamma().exp()
 
     @property
     def variance(self):
+        """The variance."""
         first, second = (1 + 1 / self.concentration).lgamma(), (1 + 2 / self.concentration).lgamma()
         return self.scale**2 * (second.exp() - (2 * first).exp())
 
@@ -363,7 +390,7 @@ class Weibull(_Formula):
 
 
 class Pareto(_Formula):
-    """alpha scale^alpha / x^(alpha + 1), x >= scale."""
+    """Density alpha scale^alpha / x^(alpha + 1) for x >= scale."""
 
     arg_constraints = {"alpha": "positive", "scale": "positive"}
     _value = "positive"
@@ -374,11 +401,13 @@ class Pareto(_Formula):
 
     @property
     def mean(self):
+        """The mean."""
         a = self.alpha.clamp(1)
         return a * self.scale / (a - 1)
 
     @property
     def variance(self):
+        """The variance."""
         a = self.alpha.clamp(2)
         return self.scale**2 * a / ((a - 1) ** 2 * (a - 2))
 

@@ -9,7 +9,7 @@ from pydist.nn.functional import binary_cross_entropy_with_logits
 
 
 class _Odds(Distribution):
-    """By probs, or logits with probs = sigmoid(logits)."""
+    """A distribution with probs, or with logits and probs = sigmoid(logits)."""
 
     arg_constraints = {"probs": "probability", "logits": "real"}
 
@@ -38,7 +38,7 @@ class _Odds(Distribution):
 
 
 class Bernoulli(_Odds):
-    """1 with probability probs, else 0."""
+    """1 with probability probs, otherwise 0."""
 
     _value = "boolean"
 
@@ -48,14 +48,17 @@ class Bernoulli(_Odds):
 
     @property
     def mean(self):
+        """The mean."""
         return self.probs
 
     @property
     def variance(self):
+        """The variance."""
         return self.probs * (1 - self.probs)
 
     @property
     def mode(self):
+        """The most probable value."""
         return (self.probs >= 0.5).to(self.probs.dtype).masked_fill(self.probs == 0.5, math.nan)
 
     def sample(self, sample_shape=()):
@@ -71,13 +74,13 @@ class Bernoulli(_Odds):
         return binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none")
 
     def enumerate_support(self, expand=True):
-        """0 and 1, in front of the batch."""
+        """0 and 1, along a new first dimension before the batch."""
         values = _C.arange(2, dtype=self.probs.dtype).reshape([-1] + [1] * len(self._batch_shape))
         return values.expand((-1, *self._batch_shape)) if expand else values
 
 
 class Geometric(_Odds):
-    """How many failures stand before the first success: (1 - probs)^k probs."""
+    """The number of failures before the first success: probability (1 - probs)^k probs."""
 
     _value = "count"
 
@@ -87,14 +90,17 @@ class Geometric(_Odds):
 
     @property
     def mean(self):
+        """The mean."""
         return 1 / self.probs - 1
 
     @property
     def mode(self):
+        """The most probable value."""
         return self.probs * 0
 
     @property
     def variance(self):
+        """The variance."""
         return (1 / self.probs - 1) / self.probs
 
     def sample(self, sample_shape=()):
@@ -111,7 +117,7 @@ class Geometric(_Odds):
 
 
 class Binomial(_Odds):
-    """How many of total_count trials succeed."""
+    """The number of successes in total_count trials."""
 
     _value = "count"
 
@@ -121,10 +127,12 @@ class Binomial(_Odds):
 
     @property
     def mean(self):
+        """The mean."""
         return self.total_count * self.probs
 
     @property
     def variance(self):
+        """The variance."""
         return self.total_count * self.probs * (1 - self.probs)
 
     def sample(self, sample_shape=()):
@@ -148,7 +156,7 @@ class Binomial(_Odds):
 
 
 class Poisson(Distribution):
-    """rate^k exp(-rate) / k!."""
+    """Probability rate^k exp(-rate) / k!."""
 
     arg_constraints = {"rate": "nonnegative"}
     _value = "count"
@@ -159,14 +167,17 @@ class Poisson(Distribution):
 
     @property
     def mean(self):
+        """The mean."""
         return self.rate
 
     @property
     def mode(self):
+        """The most probable value."""
         return self.rate.floor()
 
     @property
     def variance(self):
+        """The variance."""
         return self.rate
 
     def sample(self, sample_shape=()):

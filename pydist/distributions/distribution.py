@@ -1,4 +1,4 @@
-"""What all distributions have."""
+"""The common part of all distributions."""
 
 import math
 
@@ -9,7 +9,7 @@ from pydist._grad_mode import no_grad
 
 
 def broadcast_all(*values):
-    """Numbers and tensors as tensors of one shape and floating dtype."""
+    """Numbers and tensors as tensors with one shape and floating dtype."""
     given = [v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()]
     dtype = given[0] if given else _C.get_default_dtype()
     made = [
@@ -24,7 +24,7 @@ def broadcast_all(*values):
 
 
 def clamp_probs(probs):
-    """Probabilities kept off 0 and 1 by the dtype's epsilon."""
+    """Probabilities kept away from 0 and 1 by the dtype's epsilon."""
     eps = 2.0**-52 if probs.dtype is _C.float64 else 2.0**-23
     return probs.clamp(eps, 1 - eps)
 
@@ -41,19 +41,19 @@ _CHECKS = {
 
 
 def _check_of(kind):
-    """Of a key of _CHECKS, or one of pydist.distributions.constraints."""
+    """The check for a key of _CHECKS, or for a constraint of pydist.distributions.constraints."""
     return getattr(kind, "check", None) or _CHECKS[kind]
 
 
 class Distribution:
-    """Parameters of shape batch_shape, samples of shape sample_shape + batch_shape + event_shape.
+    """Base class. Parameters have shape batch_shape, samples have shape sample_shape + batch_shape + event_shape.
 
-    Parameters and values are checked (validate_args=False: not): ValueError names what is out of place.
+    Parameters and values are checked unless validate_args=False: a wrong one raises ValueError, which names it.
     """
 
     has_rsample = False
     arg_constraints = {}  # parameter: a key of _CHECKS, or a constraint
-    _value = "real"  # what values must be
+    _value = "real"  # the constraint on values
     _validate_args = True
 
     def __init__(self, batch_shape=(), event_shape=(), validate_args=None):
@@ -71,17 +71,19 @@ class Distribution:
 
     @staticmethod
     def set_default_validate_args(value):
-        """Whether distributions check what they are given."""
+        """Sets whether distributions check parameters and values."""
         if value not in (True, False):
-            raise ValueError(f"set_default_validate_args: {value!r}")
+            raise ValueError(f"set_default_validate_args: value is {value!r} (expected a bool)")
         Distribution._validate_args = value
 
     @property
     def batch_shape(self):
+        """The shape of the parameters: one distribution for each element."""
         return self._batch_shape
 
     @property
     def event_shape(self):
+        """The shape of one event of each distribution."""
         return self._event_shape
 
     def _shape(self, sample_shape=()):
@@ -123,11 +125,11 @@ class Distribution:
         raise NotImplementedError(f"{type(self).__name__} has no log_prob")
 
     def entropy(self):
-        """The mean of -log_prob."""
+        """The entropy: the mean of -log_prob."""
         raise NotImplementedError(f"{type(self).__name__} has no entropy")
 
     def cdf(self, value):
-        """The probability of at most value."""
+        """The probability of a number that is at most value."""
         raise NotImplementedError(f"{type(self).__name__} has no cdf")
 
     def icdf(self, value):

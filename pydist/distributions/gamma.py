@@ -1,5 +1,5 @@
-"""The gamma distribution and those made of it. Samples come from NumPy; gradients of them are implicit ones (Figurnov
-et al., 2018): dx/da = -(dF/da) / density, F being the distribution function."""
+"""The gamma distribution and distributions made from it. NumPy draws samples; their gradients are implicit (Figurnov et
+al., 2018): dx/da = -(dF/da) / density, where F is the distribution function."""
 
 import math
 
@@ -11,8 +11,8 @@ from pydist.distributions.distribution import Distribution, broadcast_all
 
 
 def _lower_gamma(a, x):
-    """The distribution function of Gamma(a, 1) at x, NumPy arrays: by series below a + 1, by Lentz's continued
-    fraction above."""
+    """The distribution function of Gamma(a, 1) at x, for NumPy arrays: a series below a + 1, Lentz's continued fraction
+    above."""
     import numpy as np
 
     lgamma = np.vectorize(math.lgamma, otypes=[float])(a)
@@ -37,7 +37,7 @@ def _lower_gamma(a, x):
 
 
 def _slope(a, x):
-    """dx/da of samples x of Gamma(a, 1)."""
+    """dx/da for samples x of Gamma(a, 1)."""
     import numpy as np
 
     h = 1e-5 * np.maximum(a, 1e-3)
@@ -48,7 +48,7 @@ def _slope(a, x):
 
 
 class _Sample(Function):
-    """Of Gamma(concentration, 1)."""
+    """Samples of Gamma(concentration, 1)."""
 
     @staticmethod
     def forward(ctx, concentration):
@@ -71,7 +71,7 @@ def standard_gamma(concentration):
 
 
 class Gamma(Distribution):
-    """rate^a x^(a - 1) exp(-rate x) / Gamma(a), a being the concentration."""
+    """Density rate^a x^(a - 1) exp(-rate x) / Gamma(a), where a is the concentration."""
 
     arg_constraints = {"concentration": "positive", "rate": "positive"}
     has_rsample = True
@@ -83,14 +83,17 @@ class Gamma(Distribution):
 
     @property
     def mean(self):
+        """The mean."""
         return self.concentration / self.rate
 
     @property
     def mode(self):
+        """The most probable value."""
         return ((self.concentration - 1) / self.rate).clamp(0)
 
     @property
     def variance(self):
+        """The variance."""
         return self.concentration / self.rate**2
 
     def rsample(self, sample_shape=()):
@@ -116,20 +119,23 @@ class Chi2(Gamma):
 
 
 class InverseGamma(Gamma):
-    """1 / x of a gamma number."""
+    """1 / x for a gamma number x."""
 
     _value = "positive"
 
     @property
     def mean(self):
+        """The mean."""
         return _C.where(self.concentration > 1, self.rate / (self.concentration - 1), math.inf)
 
     @property
     def mode(self):
+        """The most probable value."""
         return self.rate / (self.concentration + 1)
 
     @property
     def variance(self):
+        """The variance."""
         a = self.concentration
         return _C.where(a > 2, self.rate**2 / ((a - 1) ** 2 * (a - 2)), math.inf)
 
@@ -146,7 +152,7 @@ class InverseGamma(Gamma):
 
 
 class StudentT(Distribution):
-    """loc + scale * a normal number / sqrt(a chi-square number / df)."""
+    """loc + scale * n / sqrt(c / df), where n is a normal and c a chi-square number."""
 
     arg_constraints = {"df": "positive", "loc": "real", "scale": "positive"}
     has_rsample = True
@@ -157,14 +163,17 @@ class StudentT(Distribution):
 
     @property
     def mean(self):
+        """The mean."""
         return self.loc.masked_fill(self.df <= 1, math.nan)
 
     @property
     def mode(self):
+        """The most probable value."""
         return self.loc
 
     @property
     def variance(self):
+        """The variance."""
         finite = self.scale**2 * self.df / (self.df - 2)
         return finite.masked_fill(self.df <= 2, math.inf).masked_fill(self.df <= 1, math.nan)
 
@@ -185,7 +194,8 @@ class StudentT(Distribution):
 
 
 class Dirichlet(Distribution):
-    """Points of a simplex: the product of x[k]^(a[k] - 1), over its integral."""
+    """Points of a simplex, with a density proportional to the product of x[k]^(a[k] - 1), where a is the
+    concentration."""
 
     arg_constraints = {"concentration": "positive"}
     has_rsample = True
@@ -199,10 +209,12 @@ class Dirichlet(Distribution):
 
     @property
     def mean(self):
+        """The mean."""
         return self.concentration / self.concentration.sum(-1, keepdim=True)
 
     @property
     def variance(self):
+        """The variance."""
         total = self.concentration.sum(-1, keepdim=True)
         return self.concentration * (total - self.concentration) / (total**2 * (total + 1))
 
@@ -221,7 +233,7 @@ class Dirichlet(Distribution):
 
 
 class Beta(Distribution):
-    """x^(a - 1) (1 - x)^(b - 1) over its integral, a and b being concentration1 and concentration0."""
+    """A density proportional to x^(a - 1) (1 - x)^(b - 1), where a is concentration1 and b is concentration0."""
 
     arg_constraints = {"concentration1": "positive", "concentration0": "positive"}
     has_rsample = True
@@ -236,10 +248,12 @@ class Beta(Distribution):
 
     @property
     def mean(self):
+        """The mean."""
         return self.concentration1 / (self.concentration1 + self.concentration0)
 
     @property
     def variance(self):
+        """The variance."""
         total = self.concentration1 + self.concentration0
         return self.concentration1 * self.concentration0 / (total**2 * (total + 1))
 

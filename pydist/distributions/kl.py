@@ -1,4 +1,4 @@
-"""The divergence of one distribution from another: the mean of log p(x) - log q(x) under p."""
+"""The Kullback-Leibler divergence: the mean of log p(x) - log q(x) under p."""
 
 import math
 
@@ -14,7 +14,7 @@ _REGISTERED = {}
 
 
 def register_kl(type_p, type_q):
-    """Decorator: the function of (p, q) gives kl_divergence for these classes and their subclasses."""
+    """A decorator: the function of (p, q) computes kl_divergence for these classes and their subclasses."""
 
     def registered(function):
         _REGISTERED[type_p, type_q] = function
@@ -24,7 +24,7 @@ def register_kl(type_p, type_q):
 
 
 def kl_divergence(p, q):
-    """KL(p || q), by the formula for their classes; NotImplementedError where there is none.
+    """KL(p || q) by the formula for the two classes. Raises NotImplementedError if there is none.
 
     >>> import pydist
     >>> from pydist.distributions import Bernoulli, kl_divergence

@@ -5,7 +5,7 @@ from pydist.distributions.distribution import Distribution, LOG_2PI
 
 
 class MultivariateNormal(Distribution):
-    """exp(-(x - loc)^T C^-1 (x - loc) / 2) / sqrt((2 pi)^k det C), C being covariance_matrix, the inverse of
+    """Density exp(-(x - loc)^T C^-1 (x - loc) / 2) / sqrt((2 pi)^k det C). C is covariance_matrix, the inverse of
     precision_matrix, or scale_tril @ scale_tril^T."""
 
     arg_constraints = {"loc": "real"}
@@ -28,26 +28,32 @@ class MultivariateNormal(Distribution):
 
     @property
     def scale_tril(self):
+        """The lower triangular matrix L with covariance_matrix = L L^T."""
         return self._tril
 
     @property
     def covariance_matrix(self):
+        """The covariance matrix."""
         return self._tril @ self._tril.mT
 
     @property
     def precision_matrix(self):
+        """The inverse of the covariance matrix."""
         return linalg.inv(self.covariance_matrix)
 
     @property
     def mean(self):
+        """The mean."""
         return self.loc
 
     @property
     def mode(self):
+        """The most probable value."""
         return self.loc
 
     @property
     def variance(self):
+        """The variance."""
         return (self._tril * self._tril).sum(-1)
 
     def rsample(self, sample_shape=()):

@@ -1,4 +1,4 @@
-"""Invertible functions, and distributions of what they make of samples.
+"""Invertible functions, and the distributions of their results for samples.
 
 >>> import pydist
 >>> from pydist.distributions import Normal, TransformedDistribution
@@ -25,14 +25,14 @@ __all__ = (
 
 
 class Transform:
-    """y = f(x). With cache_size=1 the inverse of the last result is the x that it was made of, exactly.
+    """y = f(x). With cache_size=1 the inverse of the last result is exactly the x that it was computed from.
 
-    A subclass has `_call`, `_inverse` and `log_abs_det_jacobian`, in which events are the last `domain_dim` dimensions of
-    x and the last `codomain_dim` of y.
+    A subclass has `_call`, `_inverse` and `log_abs_det_jacobian`. Events are the last `domain_dim` dimensions of x and
+    the last `codomain_dim` of y.
     """
 
     bijective = False
-    sign = 1  # of the derivative
+    sign = 1  # the sign of the derivative
     domain_dim = codomain_dim = 0
 
     def __init__(self, cache_size=0):
@@ -41,7 +41,7 @@ class Transform:
         self._cache_size, self._last = cache_size, (None, None)
 
     def with_cache(self, cache_size=1):
-        """The same function with that cache."""
+        """The same function with this cache size."""
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__, _cache_size=cache_size, _last=(None, None))
         return new
@@ -122,7 +122,7 @@ class _Inverse(Transform):
 
 
 class _Same(Transform):
-    """Without parameters: all of one class are equal."""
+    """A transform without parameters: all of one class are equal."""
 
     bijective = True
 
@@ -187,7 +187,7 @@ class TanhTransform(_Same):
 
 
 class AbsTransform(_Same):
-    """|x|, whose inverse is the positive one."""
+    """|x|. Its inverse returns the positive number."""
 
     bijective = False
 
@@ -199,12 +199,12 @@ class AbsTransform(_Same):
 
 
 def _with(shape, *parameters):
-    """What shape and the parameters broadcast to."""
+    """The shape to which shape and the parameters broadcast."""
     return tuple(broadcast_shape("transform", [shape, *(p.shape for p in parameters if isinstance(p, Tensor))]))
 
 
 class PowerTransform(Transform):
-    """x ** exponent, of positive numbers."""
+    """x ** exponent for positive x."""
 
     bijective = True
 
@@ -237,7 +237,7 @@ class PowerTransform(Transform):
 
 
 class AffineTransform(Transform):
-    """loc + scale x; event_dim says how many of the last dimensions are one event."""
+    """loc + scale x. event_dim: how many of the last dimensions are one event."""
 
     bijective = True
 
@@ -275,7 +275,7 @@ class AffineTransform(Transform):
 
 
 class SoftmaxTransform(_Same):
-    """softmax over the last dimension; no bijection."""
+    """softmax over the last dimension. It is not a bijection."""
 
     bijective = False
     domain_dim = codomain_dim = 1
@@ -288,7 +288,7 @@ class SoftmaxTransform(_Same):
 
 
 class StickBreakingTransform(_Same):
-    """n numbers as the n + 1 pieces that break off a stick of length 1."""
+    """Maps n numbers to the n + 1 pieces of a stick of length 1."""
 
     domain_dim = codomain_dim = 1
 
@@ -318,7 +318,7 @@ class StickBreakingTransform(_Same):
 
 
 class ReshapeTransform(Transform):
-    """The last dimensions, of in_shape, as out_shape."""
+    """Reshapes the last dimensions from in_shape to out_shape."""
 
     bijective = True
 
@@ -326,7 +326,7 @@ class ReshapeTransform(Transform):
         super().__init__(cache_size)
         self.in_shape, self.out_shape = tuple(in_shape), tuple(out_shape)
         if math.prod(self.in_shape) != math.prod(self.out_shape):
-            raise ValueError("in_shape, out_shape have different numbers of elements")
+            raise ValueError("in_shape, out_shape have different numbers of elements (expected equal numbers)")
         self.domain_dim, self.codomain_dim = len(self.in_shape), len(self.out_shape)
 
     def _call(self, x):
@@ -352,7 +352,7 @@ class ReshapeTransform(Transform):
 
 
 class IndependentTransform(Transform):
-    """base_transform, with as many more of the last dimensions in one event."""
+    """base_transform with so many more of the last dimensions in one event."""
 
     def __init__(self, base_transform, reinterpreted_batch_ndims, cache_size=0):
         super().__init__(cache_size)
@@ -378,7 +378,7 @@ class IndependentTransform(Transform):
 
 
 class ComposeTransform(Transform):
-    """The parts one after the other."""
+    """The parts, applied one after the other."""
 
     def __init__(self, parts, cache_size=0):
         super().__init__(cache_size)
@@ -424,7 +424,7 @@ class ComposeTransform(Transform):
 
 
 def _event_dim(parts):
-    """Dimensions of x in one event, so that each part finds as many as it wants."""
+    """The number of dimensions of x in one event, so that each part has as many as it needs."""
     need = 0
     for part in reversed(parts):
         need = max(need + part.domain_dim - part.codomain_dim, part.domain_dim)
@@ -435,7 +435,7 @@ identity_transform = ComposeTransform([])
 
 
 class TransformedDistribution(Distribution):
-    """The distribution of y = transforms(x) for x of base_distribution."""
+    """The distribution of y = transforms(x) for samples x of base_distribution."""
 
     def __init__(self, base_distribution, transforms, validate_args=None):
         self.transforms = [transforms] if isinstance(transforms, Transform) else list(transforms)
@@ -483,7 +483,7 @@ class TransformedDistribution(Distribution):
         return total + _last(self.base_dist.log_prob(y), dim - len(self.base_dist.event_shape))
 
     def cdf(self, value):
-        """P(y <= value), where the transforms are monotone."""
+        """P(y <= value), if the transforms are monotone."""
         sign = 1
         for transform in reversed(self.transforms):
             sign, value = sign * transform.sign, transform._inv_call(value)

@@ -1,1 +1,1 @@
-"""Programs to run and to read: `python -m pydist.examples.mnist`."""
+"""Example programs to run and to read: `python -m pydist.examples.mnist`."""

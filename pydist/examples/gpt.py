@@ -1,11 +1,11 @@
-"""Trains a language model of single characters on a text, on one or more ranks, and writes some more of it.
+"""Trains a language model of single characters on a text, on one or more ranks, and generates some text.
 
     python -m pydist.examples.gpt
     python -m pydist.run --nproc-per-node 2 -m pydist.examples.gpt --data FILE
 
-FILE is any text in UTF-8; without it the help texts of Python's own documentation are read. The first 90 % are for
-training, the rest for validation. The defaults are nanoGPT's for a CPU (4 layers, 4 heads, 128 wide, 64 characters,
-2,000 steps of 12). The batch is global: ranks divide it, so that the result does not depend on their number.
+FILE is any text in UTF-8. The default is the help texts of Python's own documentation. The first 90 % are for training,
+the rest for validation. The defaults are nanoGPT's for a CPU (4 layers, 4 heads, 128 features, 64 characters, 2,000
+steps with batches of 12). The batch is global: the ranks divide it, so the result does not depend on their number.
 """
 
 import argparse
@@ -23,7 +23,8 @@ from pydist.nn.parallel import DistributedDataParallel
 
 
 class Text:
-    """Characters as numbers: `train` and `validation` are int64 arrays, `characters` says what they stand for."""
+    """Characters as numbers: `train` and `validation` are int64 arrays, `characters` says which character each number
+    is."""
 
     def __init__(self, path):
         if path is None:
@@ -34,7 +35,7 @@ class Text:
             text = Path(path).read_text("utf-8")
         self.characters = sorted(set(text))
         if len(text) < 1000:
-            raise ValueError(f"a text of {len(text)} characters (expected at least 1,000)")
+            raise ValueError(f"the text has {len(text)} characters (expected at least 1,000)")
         number = {c: i for i, c in enumerate(self.characters)}
         data = np.array([number[c] for c in text])
         cut = len(data) * 9 // 10
@@ -45,7 +46,7 @@ class Text:
 
 
 def pairs(data, starts, block):
-    """(inputs, targets): the `block` characters from each start on, and those one later."""
+    """(inputs, targets): the `block` characters from each start on, and the same shifted by one."""
     places = np.asarray(starts)[:, None] + np.arange(block)
     return pydist.from_numpy(data[places]), pydist.from_numpy(data[places + 1])
 
@@ -59,7 +60,7 @@ def network(args, characters):
 
 
 def optimizer_of(model, args):
-    """AdamW, which takes weight from matrices only."""
+    """AdamW with weight decay only for matrices."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -67,7 +68,7 @@ def optimizer_of(model, args):
 
 
 def rate(step, steps, warmup=100):
-    """Rises for some steps, then falls along a cosine to a tenth."""
+    """The learning rate: rises for some steps, then falls along a cosine to a tenth."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
@@ -75,7 +76,7 @@ def rate(step, steps, warmup=100):
 
 @pydist.no_grad()
 def validation_loss(model, data, block, rank, world):
-    """The mean over all of the data, in blocks side by side."""
+    """The mean over all of the data, in adjacent blocks."""
     model.eval()
     starts = np.arange(0, len(data) - block - 1, block)[rank::world]
     total = pydist.zeros(2)
@@ -125,7 +126,7 @@ def main():
     model = DistributedDataParallel(net)
     optimizer = optimizer_of(net, args)
     schedule = optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, args.steps))
-    draw = np.random.default_rng(args.seed)  # the same starts on all ranks, each of which takes its part
+    draw = np.random.default_rng(args.seed)  # all ranks draw the same starts, and each takes its part
     with tqdm(total=args.steps, unit="step", disable=args.no_progress or rank != 0) as bar:
         for step in range(1, args.steps + 1):
             starts = draw.integers(0, len(text.train) - args.block - 1, args.batch_size)

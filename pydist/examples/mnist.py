@@ -4,9 +4,9 @@
     python -m pydist.run --nproc-per-node 2 -m pydist.examples.mnist
     python -m pydist.run --nproc-per-node 2 -m pydist.examples.mnist --data DIR --epochs 5
 
-DIR holds the idx files of MNIST or Fashion-MNIST; without it scikit-learn's digits (8 x 8 pixels) are used. The batch
-is global: ranks divide it, so that the result does not depend on their number. `--save FILE` writes a checkpoint after
-each epoch; `--resume FILE` goes on from one, with the losses that the uninterrupted run would have had.
+DIR has the idx files of MNIST or Fashion-MNIST. The default is scikit-learn's digits (8 x 8 pixels). The batch is
+global: the ranks divide it, so the result does not depend on their number. `--save FILE` writes a checkpoint after each
+epoch; `--resume FILE` continues from a checkpoint, with the same losses as a run without interruption.
 """
 
 import argparse
@@ -28,12 +28,14 @@ HIDDEN = 128
 
 
 class Convolutional(nn.Module):
-    """PyTorch's example network: two 3 x 3 convolutions, 2 x 2 maxima, two affine layers with dropout."""
+    """PyTorch's example network: two 3 x 3 convolutions, 2 x 2 max pooling, two affine layers with dropout."""
 
     def __init__(self, height, width):
         super().__init__()
         if min(height, width) < 6:
-            raise ValueError(f"images of {height} x {width} pixels: too small for --model cnn (expected 6 x 6 or more)")
+            raise ValueError(
+                f"images of {height} x {width} pixels are too small for --model cnn (expected 6 x 6 or more)"
+            )
         self.conv1 = nn.Conv2d(1, 32, 3)
         self.conv2 = nn.Conv2d(32, 64, 3)
         self.pool = nn.MaxPool2d(2)
@@ -57,7 +59,7 @@ def network(model, height, width):
 
 
 def digits():
-    """scikit-learn's 1797 digits; every fifth is for the test."""
+    """scikit-learn's 1797 digits. Every fifth one is for testing."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -67,7 +69,7 @@ def digits():
 
 
 def datasets(folder):
-    """Training and test set; pixels have the training set's mean 0 and deviation 1."""
+    """Training and test set. The pixels of the training set have mean 0 and standard deviation 1."""
     train, test = digits() if folder is None else (idx.read_pair(folder, "train"), idx.read_pair(folder, "t10k"))
     mean, deviation = train[0].mean(), train[0].std()
 
@@ -79,7 +81,7 @@ def datasets(folder):
 
 
 def train_epoch(model, loader, optimizer, schedule, bar):
-    """One pass over the loader; returns the mean loss over all ranks' batches."""
+    """One pass over the loader. Returns the mean loss over all ranks' batches."""
     model.train()
     loss_of = nn.CrossEntropyLoss()
     total = pydist.zeros(2)
@@ -97,7 +99,7 @@ def train_epoch(model, loader, optimizer, schedule, bar):
 
 @pydist.no_grad()
 def accuracy(model, loader):
-    """The fraction of the whole test set that is classified rightly."""
+    """The fraction of the whole test set that is classified correctly."""
     model.eval()
     counts = pydist.zeros(2, dtype=pydist.int64)
     for images, labels in loader:
@@ -108,18 +110,18 @@ def accuracy(model, loader):
 
 
 def save(path, epoch, parts):
-    """Writes what the run after `epoch` depends on; "{epoch}" in the path is replaced."""
+    """Writes everything that the run after `epoch` depends on. "{epoch}" in the path is replaced."""
     state = {name: part.state_dict() for name, part in parts.items()}
     pydist.save({**state, "epoch": epoch, "random": pydist.get_rng_state()}, path.replace("{epoch}", str(epoch)))
 
 
 def resume(path, parts):
-    """Takes the state from a checkpoint; returns its epoch."""
+    """Loads the state from a checkpoint. Returns its epoch."""
     saved = pydist.load(path)
     for name, part in parts.items():
         part.load_state_dict(saved[name])
     random, own = saved["random"], pydist.get_rng_state()
-    pydist.set_rng_state(pydist.cat([random[:16], own[16:]]))  # the ranks' streams differ in the last bytes
+    pydist.set_rng_state(pydist.cat([random[:16], own[16:]]))  # the ranks' random streams differ in the last bytes
     return saved["epoch"]
 
 

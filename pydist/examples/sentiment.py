@@ -1,10 +1,11 @@
-"""Trains a BERT from scratch to tell whether a sentence praises, on one or more ranks.
+"""Trains a BERT from scratch to classify sentences as positive or negative, on one or more ranks.
 
     python -m pydist.examples.sentiment --data DIR
     python -m pydist.run --nproc-per-node 2 -m pydist.examples.sentiment --data DIR
 
-DIR holds the Stanford Sentiment Treebank as stsa.binary.train, .dev and .test, a line each: a label 0 or 1, a space, and a
-sentence of words between spaces. A word that is rare in training is read as unknown. The batch is global: ranks divide it.
+DIR has the Stanford Sentiment Treebank as stsa.binary.train, .dev and .test. A line is a label 0 or 1, a space, and a
+sentence with spaces between words. Words that are rare in training count as unknown. The batch is global: the ranks
+divide it.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from pydist import distributed as dist
 from pydist import models, nn, optim
 from pydist.nn.parallel import DistributedDataParallel
 
-PADDING, UNKNOWN, FIRST = 0, 1, 2  # FIRST stands before each sentence; its state is what is classified
+PADDING, UNKNOWN, FIRST = 0, 1, 2  # FIRST comes before each sentence; its state is classified
 
 
 def read(path):
@@ -32,7 +33,7 @@ def read(path):
             raise ValueError(f"{path}:{number}: begins with '{label[:20]}' (expected a label 0 or 1)")
         pairs.append((int(label), words.split()))
     if not pairs:
-        raise ValueError(f"{path}: no sentences")
+        raise ValueError(f"{path}: the file has no sentences (expected lines such as '1 a good film')")
     return pairs
 
 
@@ -43,7 +44,7 @@ def vocabulary(pairs):
 
 
 def as_batch(pairs, numbers, longest):
-    """(tokens [N, T], mask [N, T], labels [N]), T the longest sentence's."""
+    """(tokens [N, T], mask [N, T], labels [N]), where T is the length of the longest sentence."""
     rows = [[FIRST] + [numbers.get(word, UNKNOWN) for word in words][: longest - 1] for _, words in pairs]
     tokens = np.full((len(rows), max(map(len, rows))), PADDING)
     for i, row in enumerate(rows):
@@ -56,7 +57,7 @@ def as_batch(pairs, numbers, longest):
 def accuracy(model, pairs, numbers, longest, rank, world):
     model.eval()
     counts = pydist.zeros(2, dtype=pydist.int64)
-    mine = sorted(pairs, key=lambda pair: len(pair[1]))[rank::world]  # like lengths together
+    mine = sorted(pairs, key=lambda pair: len(pair[1]))[rank::world]  # sentences of similar length together
     for i in range(0, len(mine), 64):
         tokens, mask, labels = as_batch(mine[i : i + 64], numbers, longest)
         counts += pydist.tensor([(model(tokens, mask).argmax(1) == labels).sum().item(), len(labels)])
@@ -103,7 +104,7 @@ def main():
     batches = len(train) // (each * world)
     schedule = optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / (args.epochs * batches)))
     loss_of = nn.CrossEntropyLoss()
-    shuffle = np.random.default_rng(args.seed)  # the same order on all ranks, each of which takes its part
+    shuffle = np.random.default_rng(args.seed)  # all ranks draw the same order, and each takes its part
     with tqdm(total=args.epochs * batches, unit="batch", disable=args.no_progress or rank != 0) as bar:
         for epoch in range(1, args.epochs + 1):
             order = shuffle.permutation(len(train))[: batches * each * world]

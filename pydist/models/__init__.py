@@ -1,6 +1,6 @@
 """Language models of known architectures: GPT-2, LLaMA, BERT, and the encoder-decoder Transformer.
 
-Each is one class, made from a small dataclass of sizes, with the parameter names of its usual checkpoints.
+Each model is one class, made from a small dataclass of sizes, with the parameter names of its usual checkpoints.
 """
 
 from pydist.models.bert import BERT, BERTClassifier, BERTConfig

@@ -1,4 +1,4 @@
-"""What the models share: heads, sampling, and the check of their input."""
+"""Shared parts of the models: heads, sampling, and checks of the input."""
 
 import pydist
 from pydist.nn import functional as F
@@ -16,7 +16,7 @@ def from_heads(x):
 
 
 def check_sizes(config, *divided):
-    """Raises ValueError where a size is below 1, or the first of a pair is no multiple of the second."""
+    """Raises ValueError if a size is less than 1, or if the first of a pair is not a multiple of the second."""
     for name, value in vars(config).items():
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise ValueError(f"{type(config).__name__}: {name} is {value} (expected at least 1)")
@@ -29,19 +29,20 @@ def check_sizes(config, *divided):
 
 
 def check_tokens(name, tokens, longest):
+    """Raises ShapeError unless tokens is [N, T] with T at most `longest`."""
     if tokens.ndim != 2 or tokens.shape[1] > longest:
         got = list(tokens.shape)
         raise pydist.ShapeError(f"{name}: tokens have shape {got} (expected [N, T], T at most {longest})")
 
 
 def next_token_loss(logits, targets):
-    """Mean cross entropy of logits [N, T, V] and targets [N, T]; -1 is left out."""
+    """The mean cross entropy of logits [N, T, V] and targets [N, T], without targets of -1."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
 
 @pydist.no_grad()
 def generate(model, tokens, count, context, temperature=1.0, top_k=None):
-    """tokens [N, T] with `count` more, each drawn from softmax(logits / temperature), or from its top_k largest;
+    """tokens [N, T] with `count` more tokens, each drawn from softmax(logits / temperature), or from its top_k largest.
     temperature 0 takes the largest."""
     was_training = model.training
     model.eval()

@@ -10,7 +10,7 @@ from pydist.nn import functional as F
 
 @dataclass
 class BERTConfig:
-    """Sizes of a BERT; the defaults are those of BERT-base. BERT-mini: 4 layers, 4 heads, 256 wide."""
+    """Sizes of a BERT. The defaults are those of BERT-base. BERT-mini: 4 layers, 4 heads, 256 features."""
 
     vocab_size: int = 30522
     max_position_embeddings: int = 512
@@ -29,7 +29,7 @@ class BERTConfig:
 
 
 class SelfAttention(nn.Module):
-    """Attention of every token to all that `mask` shows."""
+    """Attention of every token to all tokens that `mask` allows."""
 
     def __init__(self, config):
         super().__init__()
@@ -44,6 +44,8 @@ class SelfAttention(nn.Module):
 
 
 class Layer(nn.Module):
+    """Attention and a feed-forward block, each followed by a norm."""
+
     def __init__(self, config):
         super().__init__()
         self.attention = SelfAttention(config)
@@ -59,9 +61,9 @@ class Layer(nn.Module):
 
 
 class BERT(nn.Module):
-    """model(tokens [N, T], mask=None, types=None) gives (hidden states [N, T, hidden_size], tanh of a linear layer
-    of the first one [N, hidden_size]). mask [N, T]: True, or 1, where there is a token, 0 for padding. types: which
-    sentence a token is of, 0 or 1. T is at most max_position_embeddings (ShapeError).
+    """model(tokens [N, T], mask=None, types=None) returns (hidden states [N, T, hidden_size], tanh of a linear layer of
+    the first one [N, hidden_size]). mask [N, T]: True, or 1, for tokens, 0 for padding. types: which sentence a token
+    belongs to, 0 or 1. Raises ShapeError if T is larger than max_position_embeddings.
 
     >>> import pydist
     >>> from pydist.models import BERT, BERTConfig
@@ -100,7 +102,7 @@ class BERT(nn.Module):
 
 
 class BERTClassifier(nn.Module):
-    """BERT with a linear layer on its pooled state: model(tokens, mask) gives logits [N, classes].
+    """BERT with a linear layer on its pooled state: model(tokens, mask) returns logits [N, classes].
 
     >>> import pydist
     >>> from pydist.models import BERTClassifier, BERTConfig

@@ -11,7 +11,7 @@ from pydist.nn import functional as F
 
 @dataclass
 class GPTConfig:
-    """Sizes of a GPT; the defaults are GPT-2's of 124 million parameters."""
+    """Sizes of a GPT. The defaults are those of GPT-2 with 124 million parameters."""
 
     vocab_size: int = 50257
     block_size: int = 1024
@@ -26,7 +26,7 @@ class GPTConfig:
 
 
 class SelfAttention(nn.Module):
-    """Causal attention of several heads, each token to itself and those before it."""
+    """Causal attention with several heads: each token sees itself and the tokens before it."""
 
     def __init__(self, config):
         super().__init__()
@@ -42,7 +42,7 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two layers, four times as wide between them, with GELU."""
+    """Two layers with four times as many features between them, and GELU."""
 
     def __init__(self, config):
         super().__init__()
@@ -55,6 +55,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention and a feed-forward block, each with a norm before it."""
+
     def __init__(self, config):
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
@@ -68,12 +70,12 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts the next token. model(tokens [N, T]) gives logits [N, T, vocab_size]; model.loss(tokens, targets) their
-    mean cross entropy, without targets of -1; model.generate(tokens, count) goes on. T is at most block_size
-    (ShapeError).
+    """Predicts the next token. model(tokens [N, T]) returns logits [N, T, vocab_size]. model.loss(tokens, targets)
+    returns their mean cross entropy, without targets of -1. model.generate(tokens, count) appends tokens. Raises
+    ShapeError if T is larger than block_size.
 
-    Parameters are named as in GPT-2's checkpoints, linear layers as nn.Linear stores them (those checkpoints
-    transpose).
+    Parameters have the names of GPT-2's checkpoints. Linear layers are stored as in nn.Linear; those checkpoints store
+    them transposed.
 
     >>> import pydist
     >>> from pydist.models import GPT, GPTConfig
@@ -101,7 +103,7 @@ class GPT(nn.Module):
         for name, p in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(p)
-            elif p.ndim == 2:  # what adds to the residual stream starts smaller, by how many layers add
+            elif p.ndim == 2:  # layers that add to the residual stream start smaller, by the number of such layers
                 adds = name.endswith("c_proj.weight")
                 nn.init.normal_(p, 0.0, 0.02 / math.sqrt(2 * config.n_layer) if adds else 0.02)
 
@@ -117,9 +119,11 @@ class GPT(nn.Module):
         return self.lm_head(self._hidden(tokens))
 
     def loss(self, tokens, targets):
-        """The mean cross entropy of targets [N, T] (-1: left out), without all logits at once."""
+        """The mean cross entropy of targets [N, T] (-1: left out). All logits are never in memory together."""
         x, weight = self._hidden(tokens).flatten(0, 1), self.lm_head.weight
         return F.linear_cross_entropy(x, weight, targets.flatten(), ignore_index=-1)
 
     def generate(self, tokens, count, temperature=1.0, top_k=None):
+        """tokens [N, T] with `count` more tokens, drawn as in sampling with this temperature; top_k: only from the
+        top_k most probable ones. temperature 0 takes the most probable token."""
         return generate(self, tokens, count, self.config.block_size, temperature, top_k)

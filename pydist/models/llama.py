@@ -28,7 +28,7 @@ class LLaMAConfig:
             self.hidden_dim = (8 * self.dim // 3 + 31) // 32 * 32
         check_sizes(self, ("dim", "n_heads"), ("n_heads", "n_kv_heads"))
         if self.dim // self.n_heads % 2:
-            raise ValueError(f"LLaMAConfig: heads are {self.dim // self.n_heads} wide (expected an even number)")
+            raise ValueError(f"LLaMAConfig: heads have {self.dim // self.n_heads} features (expected an even number)")
 
 
 def rotations(width, length, theta=10000.0):
@@ -38,13 +38,13 @@ def rotations(width, length, theta=10000.0):
 
 
 def rotate(x, cos, sin):
-    """x [N, H, T, E], the pairs (i, i + E / 2) turned by the angles of their positions, [T, E / 2]."""
+    """x [N, H, T, E] with the pairs (i, i + E / 2) rotated by the angles of their positions, [T, E / 2]."""
     a, b = x.chunk(2, dim=-1)
     return pydist.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions; several query heads share a key head."""
+    """Causal attention with rotary positions. Several query heads share one key head."""
 
     def __init__(self, config):
         super().__init__()
@@ -77,6 +77,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention and a feed-forward block, each with a norm before it."""
+
     def __init__(self, config):
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.dim, eps=config.norm_eps)
@@ -90,8 +92,8 @@ class Block(nn.Module):
 
 
 class LLaMA(nn.Module):
-    """Predicts the next token, as GPT does: the same calls. Parameters are named as in LLaMA's checkpoints of the
-    transformers library, rotary pairs as there (i and i + E / 2).
+    """Predicts the next token, with the same calls as GPT. Parameters have the names of LLaMA's checkpoints in the
+    transformers library, with rotary pairs as there (i and i + E / 2).
 
     >>> import pydist
     >>> from pydist.models import LLaMA, LLaMAConfig
@@ -126,7 +128,10 @@ class LLaMA(nn.Module):
         return self.lm_head(self.model["norm"](x))
 
     def loss(self, tokens, targets):
+        """The mean cross entropy of targets [N, T] (-1: left out)."""
         return next_token_loss(self(tokens), targets)
 
     def generate(self, tokens, count, temperature=1.0, top_k=None):
+        """tokens [N, T] with `count` more tokens, drawn as in sampling with this temperature; top_k: only from the
+        top_k most probable ones. temperature 0 takes the most probable token."""
         return generate(self, tokens, count, self.config.max_seq_len, temperature, top_k)

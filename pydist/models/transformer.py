@@ -1,4 +1,4 @@
-"""The Transformer (Vaswani et al., arXiv 1706.03762): an encoder, and a decoder that reads what it made."""
+"""The Transformer (Vaswani et al., arXiv 1706.03762): an encoder, and a decoder that reads the encoder's result."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pydist.nn import functional as F
 
 @dataclass
 class TransformerConfig:
-    """Sizes of a Transformer; the defaults are those of the paper's base model, with one vocabulary."""
+    """Sizes of a Transformer. The defaults are those of the paper's base model, with one vocabulary."""
 
     vocab_size: int = 37000
     max_length: int = 512
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of the encoder, or (memory given) of the decoder; normalised after each sum, as in the paper."""
+    """A layer of the encoder, or (with memory) of the decoder. The norm follows each sum, as in the paper."""
 
     def __init__(self, config, decodes):
         super().__init__()
@@ -68,9 +68,9 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """model(source [N, S], target [N, T], source_mask=None) gives the logits [N, T, vocab_size] of the tokens after
-    each of target's; source_mask [N, S]: True, or 1, where there is a token. model.generate(source, begin, count,
-    source_mask) makes a target, the likeliest token each time. Embeddings and the last layer share their weights.
+    """model(source [N, S], target [N, T], source_mask=None) returns logits [N, T, vocab_size] for the token after each
+    target token. source_mask [N, S]: True, or 1, for tokens. model.generate(source, begin, count, source_mask)
+    generates a target, with the most probable token each time. Embeddings and the last layer share their weights.
 
     >>> import pydist
     >>> from pydist.models import Transformer, TransformerConfig
@@ -98,6 +98,7 @@ class Transformer(nn.Module):
         return self.dropout(x + self.positions[: tokens.shape[1]])
 
     def encode(self, source, source_mask=None):
+        """The encoder's result for source [N, S]."""
         mask = None if source_mask is None else source_mask.bool()[:, None, None, :]
         x = self._embed(source)
         for layer in self.encoder:
@@ -105,6 +106,7 @@ class Transformer(nn.Module):
         return x, mask
 
     def decode(self, target, memory, mask=None):
+        """The logits for target [N, T], given the encoder's result `memory`."""
         x = self._embed(target)
         for layer in self.decoder:
             x = layer(x, mask, memory)
@@ -115,6 +117,7 @@ class Transformer(nn.Module):
 
     @pydist.no_grad()
     def generate(self, source, begin, count, source_mask=None):
+        """A target of `count` tokens after `begin`, each the most probable one."""
         was_training = self.training
         self.eval()
         memory, mask = self.encode(source, source_mask)

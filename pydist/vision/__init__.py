@@ -1,13 +1,13 @@
-"""Data sets of images, their transforms and the usual networks, with torchvision's names and layout.
+"""Datasets of images, their transforms and the usual networks, with torchvision's names and layout.
 
     from pydist.vision import datasets, transforms
     train = datasets.MNIST("data", train=True, transform=transforms.ToTensor())
 
-Images are Pillow's (`pip install pillow`), imported when the first one is made, or tensors [..., C, H, W]; the
-transforms work on both and draw from pydist's generator, so that `pydist.manual_seed` governs them.
+Images are Pillow images (`pip install pillow`; imported when the first one is made) or tensors [..., C, H, W]. The
+transforms take both and draw from pydist's generator, so `pydist.manual_seed` seeds them.
 """
 
-__version__ = "0.28.0"  # torchvision's release whose names and meanings these are
+__version__ = "0.28.0"  # the release of torchvision that these names and meanings follow
 
 _SUBMODULES = frozenset(("datasets", "io", "models", "ops", "transforms", "utils"))
 
@@ -30,10 +30,10 @@ def get_image_backend():
 
 
 def set_image_backend(backend):
-    """Accepts "PIL", the only one. Raises ValueError for another."""
+    """Accepts "PIL", the only backend. Raises ValueError for any other."""
     if backend != "PIL":
         raise ValueError(f"Invalid backend '{backend}'. Options are 'PIL'")
 
 
 def disable_beta_transforms_warning():
-    """Nothing: there is no such warning here. Kept for scripts that call it."""
+    """Does nothing: pydist has no such warning. Kept for scripts that call it."""

@@ -1,4 +1,4 @@
-"""Images in files as tensors uint8 [C, H, W], through Pillow."""
+"""Image files as tensors uint8 [C, H, W], by Pillow."""
 
 import io
 import os
@@ -12,7 +12,7 @@ from pydist.vision.transforms.functional import pil_to_tensor, to_pil_image
 
 
 class ImageReadMode(Enum):
-    """What the channels are: as in the file, or converted."""
+    """The channels of the result: as in the file, or converted."""
 
     UNCHANGED = 0
     GRAY = 1
@@ -31,7 +31,7 @@ def read_file(path):
 
 
 def write_file(filename, data):
-    """Writes a tensor uint8 [N] as bytes."""
+    """Writes a tensor uint8 [N] as a file's bytes."""
     with open(filename, "wb") as file:
         file.write(data.contiguous().numpy().tobytes())
 
@@ -47,27 +47,30 @@ def _decoded(content, mode, turn, name):
         elif image.mode in ("P", "1", "CMYK"):
             image = image.convert("L" if image.mode == "1" else "RGB")
         return pil_to_tensor(image)
-    except (OSError, SyntaxError) as error:  # Pillow's for damaged files
+    except (OSError, SyntaxError) as error:  # Pillow's errors for damaged files
         if isinstance(error, FileNotFoundError):
             raise
         raise RuntimeError(f"{name}: not an image, or a damaged one: {error}") from error
 
 
 def decode_image(input, mode=ImageReadMode.UNCHANGED, apply_exif_orientation=False):
-    """The image in a tensor of a file's bytes (or in the file of this path). Raises RuntimeError where it is none."""
+    """The image in a tensor of a file's bytes (or in the file at this path). Raises RuntimeError if it is not an
+    image."""
     if not isinstance(input, pydist.Tensor):
         return read_image(input, mode, apply_exif_orientation)
     return _decoded(io.BytesIO(input.contiguous().numpy().tobytes()), mode, apply_exif_orientation, "decode_image")
 
 
 def read_image(path, mode=ImageReadMode.UNCHANGED, apply_exif_orientation=False):
-    """The image in a file. Raises RuntimeError where it is none."""
+    """The image in a file. Raises RuntimeError if it is not an image."""
     return _decoded(path, mode, apply_exif_orientation, os.fspath(path))
 
 
 def _encoded(image, **options):
     if image.dtype != pydist.uint8 or image.dim() != 3 or image.shape[0] not in (1, 3):
-        raise RuntimeError(f"{options['format']}: {image.dtype} {tuple(image.shape)} (expected uint8 [1 or 3, H, W])")
+        raise RuntimeError(
+            f"{options['format']}: got {image.dtype} {tuple(image.shape)} (expected uint8 [1 or 3, H, W])"
+        )
     content = io.BytesIO()
     to_pil_image(image).save(content, **options)
     return pydist.from_numpy(np.frombuffer(content.getvalue(), np.uint8).copy())
@@ -79,19 +82,19 @@ def encode_png(input, compression_level=6):
 
 
 def encode_jpeg(input, quality=75):
-    """A tensor uint8 [1 or 3, H, W] as the bytes of a JPEG file, quality 1 to 100."""
+    """A tensor uint8 [1 or 3, H, W] as the bytes of a JPEG file with quality 1 to 100."""
     if not 1 <= quality <= 100:
         raise ValueError(f"Image quality should be a positive number between 1 and 100, got {quality}")
     return _encoded(input, format="JPEG", quality=quality)
 
 
 def write_png(input, filename, compression_level=6):
-    """encode_png into a file."""
+    """Writes encode_png(image) to a file."""
     write_file(filename, encode_png(input, compression_level))
 
 
 def write_jpeg(input, filename, quality=75):
-    """encode_jpeg into a file."""
+    """Writes encode_jpeg(image) to a file."""
     write_file(filename, encode_jpeg(input, quality))
 
 

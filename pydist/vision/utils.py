@@ -1,4 +1,4 @@
-"""Images beside each other, and in files."""
+"""Grids of images, and images in files."""
 
 import math
 
@@ -12,25 +12,25 @@ def _clamped(tensor, low, high):
 
 
 def _normalized(tensor, value_range):
-    """`tensor` with value_range, or its own smallest and largest value, brought to [0, 1]."""
+    """`tensor`, scaled from value_range, or from its own smallest and largest value, to [0, 1]."""
     low, high = value_range or (float(tensor.min()), float(tensor.max()))
     return (_clamped(tensor, low, high) - low) / max(high - low, 1e-5)
 
 
 @no_grad()
 def make_grid(tensor, nrow=8, padding=2, normalize=False, value_range=None, scale_each=False, pad_value=0.0, **kwargs):
-    """One image [3, H', W'] of images [B, C, H, W] (or a list of [C, H, W], or one image), `nrow` in a row with
-    `padding` pixels of `pad_value` around each.
+    """One image [3, H', W'] from images [B, C, H, W] (or a list of [C, H, W], or one image), with `nrow` images in a
+    row and `padding` pixels of `pad_value` around each.
 
-    normalize: the values of value_range (low, high), or from the smallest to the largest, are brought to [0, 1], for
-    all images together or (scale_each) each by itself. One channel becomes three. Raises TypeError for anything but
+    normalize: scales values from value_range (low, high), or from the smallest and the largest, to [0, 1], for all
+    images together or (scale_each) for each one. One channel becomes three. Raises TypeError for objects that are not
     tensors.
 
     >>> make_grid(pydist.zeros(5, 3, 4, 4), nrow=4).shape
     pydist.Size([3, 14, 26])
     """
     if kwargs:
-        value_range = kwargs.pop("range", value_range)  # its name before torchvision 0.12
+        value_range = kwargs.pop("range", value_range)  # value_range's name before torchvision 0.12
         if kwargs:
             raise TypeError(f"make_grid: unexpected arguments {', '.join(kwargs)}")
     if not isinstance(tensor, pydist.Tensor):
@@ -38,7 +38,7 @@ def make_grid(tensor, nrow=8, padding=2, normalize=False, value_range=None, scal
             raise TypeError(f"tensor or list of tensors expected, got {type(tensor)}")
         tensor = pydist.stack(tensor)
     if not 2 <= tensor.dim() <= 4:
-        raise ValueError(f"make_grid: {tensor.dim()} dims (expected [B, C, H, W], [C, H, W] or [H, W])")
+        raise ValueError(f"make_grid: got {tensor.dim()} dims (expected [B, C, H, W], [C, H, W] or [H, W])")
     if value_range is not None and not isinstance(value_range, tuple):
         raise TypeError("value_range has to be a tuple (min, max) if specified. min and max are numbers")
     is_one = tensor.dim() < 4
@@ -46,7 +46,7 @@ def make_grid(tensor, nrow=8, padding=2, normalize=False, value_range=None, scal
     if images.shape[1] == 1:
         images = pydist.cat((images,) * 3, 1)
     if images.numel() == 0:
-        raise ValueError(f"make_grid: no pixels in {tuple(tensor.shape)}")
+        raise ValueError(f"make_grid: the tensor has shape {tuple(tensor.shape)} (expected at least one pixel)")
     if normalize:
         each = range(len(images)) if scale_each else ()
         images = (
@@ -69,8 +69,8 @@ def make_grid(tensor, nrow=8, padding=2, normalize=False, value_range=None, scal
 
 @no_grad()
 def save_image(tensor, fp, format=None, **kwargs):
-    """Writes make_grid(tensor, **kwargs), its values [0, 1], to the file or path `fp` as `format` (default: by the
-    name)."""
+    """Writes make_grid(tensor, **kwargs), with values in [0, 1], to the file or path `fp` as `format` (default: from
+    the name)."""
     from pydist.vision._pillow import pillow
 
     grid = make_grid(tensor, **kwargs)

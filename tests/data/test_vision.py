@@ -473,7 +473,7 @@ BAD = [
     (lambda x: F.resize(x, 0), ValueError, r"resize: from \(4, 5\) to \(0, 0\)"),
     (lambda x: F.resize(x, 4, max_size=4), ValueError, "must be strictly greater"),
     (lambda x: F.resize(x, 3, "bilinear"), TypeError, "should be a InterpolationMode"),
-    (lambda x: F.resize(x, 3, 9), ValueError, "interpolation: 9"),
+    (lambda x: F.resize(x, 3, 9), ValueError, "interpolation is 9"),
     (lambda x: F.resize(x, 3, T.InterpolationMode.LANCZOS), ValueError, "'lanczos' is unsupported with Tensor input"),
     (lambda x: F.rotate(x, 3, T.InterpolationMode.BICUBIC), ValueError, "'bicubic' is unsupported with Tensor input"),
     (

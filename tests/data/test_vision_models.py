@@ -178,7 +178,7 @@ def checkpoints(tmp_path, monkeypatch):
 def test_missing_weights_say_where_to_put_them(checkpoints, options):
     with pytest.raises(FileNotFoundError) as error:
         models.resnet18(**options)
-    assert str(checkpoints / "resnet18-f37072fd.pth") in str(error.value) and "fetch it from https://" in str(
+    assert str(checkpoints / "resnet18-f37072fd.pth") in str(error.value) and "download it from https://" in str(
         error.value
     )
     assert "use weights=None" in str(error.value)

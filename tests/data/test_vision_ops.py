@@ -34,7 +34,7 @@ def test_overlaps_count_pixels():
             assert general[i, j].item() == pytest.approx(
                 len(s & t) / len(s | t) - (around - len(s | t)) / around, abs=1e-6
             )
-    with pytest.raises(ValueError, match="box_iou: boxes of shape \\(4,\\)"):
+    with pytest.raises(ValueError, match="box_iou: boxes have shape \\(4,\\)"):
         ops.box_iou(a[0], b)
 
 
@@ -43,7 +43,7 @@ def test_forms_and_edges():
     for form in ("xywh", "cxcywh", "xyxy"):
         assert pydist.allclose(ops.box_convert(ops.box_convert(a, "xyxy", form), form, "xyxy"), a)
     assert ops.box_convert(pydist.tensor([[1.0, 2.0, 5.0, 4.0]]), "xyxy", "cxcywh").tolist() == [[3, 3, 4, 2]]
-    with pytest.raises(ValueError, match="box_convert: 'xyxy' to 'polar'"):
+    with pytest.raises(ValueError, match="box_convert: got 'xyxy' to 'polar'"):
         ops.box_convert(a, "xyxy", "polar")
     assert ops.clip_boxes_to_image(pydist.tensor([[-1.0, 2.0, 30.0, 40.0]]), (10, 20)).tolist() == [[0, 2, 20, 10]]
 
@@ -64,7 +64,7 @@ def test_nms_keeps_the_best():
     ]
     assert sorted(both) == sorted(each[0] + each[1]) and both == sorted(both, key=lambda i: -scores[i].item())
     assert ops.nms(a[:0], scores[:0], 0.5).tolist() == []
-    with pytest.raises(ValueError, match="nms: scores of shape"):
+    with pytest.raises(ValueError, match="nms: scores have shape"):
         ops.nms(a, scores[:3], 0.5)
 
 

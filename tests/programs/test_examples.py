@@ -167,7 +167,7 @@ def test_bad_data(folder, refusal, spoil, message):
 
 def test_bad_arguments(folder, refusal):
     done = mnist("--data", folder, "--model", "cnn")
-    assert done.returncode == 1 and "images of 4 x 4 pixels: too small for --model cnn" in done.stderr
+    assert done.returncode == 1 and "images of 4 x 4 pixels are too small for --model cnn" in done.stderr
     assert "Traceback" not in done.stderr
     assert "must be at least 1" in refusal("mnist", "--epochs", 0)
 

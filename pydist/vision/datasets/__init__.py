@@ -1,4 +1,4 @@
-"""Data sets of images, in torchvision's layout on disk."""
+"""Datasets of images, with torchvision's layout on disk."""
 
 from pydist.vision.datasets.cifar import CIFAR10, CIFAR100
 from pydist.vision.datasets.fakedata import FakeData

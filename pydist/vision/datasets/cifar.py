@@ -12,7 +12,8 @@ from pydist.vision.datasets.vision import VisionDataset
 
 
 def _load(path):
-    """The dictionary in a batch file. Raises ValueError naming the file where it is damaged or holds something else."""
+    """The dictionary in a batch file. Raises ValueError, which names the file, if it is damaged or holds something
+    else."""
     try:
         with open(path, "rb") as file:
             entry = unpickle(file.read(), encoding="latin1")
@@ -21,18 +22,19 @@ def _load(path):
         return {key.decode() if isinstance(key, bytes) else key: value for key, value in entry.items()}
     except FileNotFoundError:
         raise
-    except Exception as error:  # a damaged pickle raises nearly anything
+    except Exception as error:  # a damaged pickle raises nearly any exception
         raise ValueError(f"{path}: not a batch of CIFAR's Python version: {error}") from error
 
 
 class CIFAR10(VisionDataset):
     """50,000 + 10,000 colour images of 32 x 32 in ten classes (Krizhevsky), from root/cifar-10-batches-py.
 
-    An item is (image, class), the image a Pillow one of mode RGB. `data` is a NumPy array uint8 [N, 32, 32, 3],
-    `targets` a list, `classes` the names. The files are read by an unpickler that runs nothing.
+    An item is (image, class); the image is a Pillow image of mode RGB. `data` is a NumPy array uint8 [N, 32, 32, 3],
+    `targets` a list, `classes` the names. The unpickler that reads the files runs nothing.
 
-    What is on disk is used: where some of the batches are missing, or are not the published ones, one warning says so
-    (torchvision refuses them); without any RuntimeError. download: fetches the published ones where some are missing.
+    The files on disk are used. If some batches are missing or are not the published ones, one warning says so
+    (torchvision refuses them); without any batch RuntimeError is raised. download: downloads the published files if
+    some are missing.
     """
 
     base_folder = "cifar-10-batches-py"
@@ -76,7 +78,10 @@ class CIFAR10(VisionDataset):
             f"{', '.join(names)} {what}" for names, what in ((missing, "missing"), (other, "not as published")) if names
         ]
         if notes:
-            warn(f"{type(self).__name__}: {self._path('')}: {'; '.join(notes)}; using what is there", stacklevel=4)
+            warn(
+                f"{type(self).__name__}: {self._path('')}: {'; '.join(notes)}; pydist uses the files that are there",
+                stacklevel=4,
+            )
 
     def _read(self, paths):
         data, self.targets = [], []
@@ -86,7 +91,7 @@ class CIFAR10(VisionDataset):
             is_image = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.size % 3072 == 0
             if not is_image or labels is None or len(labels) * 3072 != pixels.size:
                 raise ValueError(
-                    f"{path}: not a batch of CIFAR's Python version: no images of 3 x 32 x 32 with a label each"
+                    f"{path}: not a batch of CIFAR's Python version: (expected images of 3 x 32 x 32 with a label each)"
                 )
             data.append(pixels.reshape(-1, 3, 32, 32))
             self.targets += map(int, labels)
@@ -117,7 +122,7 @@ class CIFAR10(VisionDataset):
         return all(check_integrity(self._path(name), md5) for name, md5 in self.train_list + self.test_list)
 
     def _download_or_keep(self, wanted):
-        """download() where a file is missing; what is on disk will do, if anything, where that fails."""
+        """Calls download() if a file is missing. If that fails, the files on disk are used, if there are any."""
         if all(os.path.isfile(self._path(name)) for name, _ in wanted):
             return
         try:
@@ -128,8 +133,7 @@ class CIFAR10(VisionDataset):
             warn(str(error), stacklevel=4)
 
     def download(self):
-        """Fetches the archive and unpacks it, unless the published files are there. Raises RuntimeError naming the
-        URL."""
+        """Downloads and unpacks the archive, unless the published files are there. Raises RuntimeError with the URL."""
         if not self._check_integrity():
             download_and_extract_archive(self.url, self.root, filename=self.filename, md5=self.tgz_md5)
 
@@ -138,7 +142,7 @@ class CIFAR10(VisionDataset):
 
 
 class CIFAR100(CIFAR10):
-    """CIFAR-10's sizes in a hundred classes, from root/cifar-100-python."""
+    """Images with CIFAR-10's sizes in a hundred classes, from root/cifar-100-python."""
 
     base_folder = "cifar-100-python"
     url = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"

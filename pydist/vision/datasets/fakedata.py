@@ -1,14 +1,14 @@
-"""Noise in the shape of a data set, to try a program without one."""
+"""A dataset of noise, to try a program without data."""
 
 import pydist
 from pydist.vision.datasets.vision import VisionDataset
 
 
 class FakeData(VisionDataset):
-    """`size` random images [C, H, W] of `image_size` as Pillow images, with a class below `num_classes` each.
+    """`size` random images [C, H, W] of `image_size`, as Pillow images, each with a class below `num_classes`.
 
     An item is the same each time: it is drawn with the seed index + random_offset. The class is an int64 tensor of 0
-    dims, as in torchvision. IndexError for an index outside.
+    dims, as in torchvision. Raises IndexError for an index out of range.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class FakeData(VisionDataset):
         from pydist.vision.transforms.functional import to_pil_image
 
         if index >= len(self):
-            raise IndexError(f"{type(self).__name__} index out of range")
+            raise IndexError(f"{type(self).__name__} index out of range: got {index} (expected 0 to {len(self) - 1})")
         generator = pydist.Generator().manual_seed(index + self.random_offset)
         image = pydist.randn(*self.image_size, generator=generator)
         target = pydist.randint(0, self.num_classes, size=(1,), generator=generator)[0]

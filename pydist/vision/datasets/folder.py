@@ -1,4 +1,4 @@
-"""Data sets of files, a folder for each class."""
+"""Datasets of files, with one folder for each class."""
 
 import os
 
@@ -9,18 +9,18 @@ IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 
 
 def has_file_allowed_extension(filename, extensions):
-    """Whether the name ends in one of `extensions` (text or a tuple of texts), in capitals or not."""
+    """Whether the name ends in one of `extensions` (a str or a tuple of str). Case does not matter."""
     return str(filename).lower().endswith(extensions if isinstance(extensions, str) else tuple(extensions))
 
 
 def is_image_file(filename):
-    """Whether the name ends as an image's."""
+    """Whether the name ends like that of an image."""
     return has_file_allowed_extension(filename, IMG_EXTENSIONS)
 
 
 def find_classes(directory):
-    """(names of the folders in `directory`, sorted; a dictionary from name to number). FileNotFoundError without
-    any."""
+    """(the sorted names of the folders in `directory`, a dictionary from name to number). Raises FileNotFoundError if
+    there are no folders."""
     classes = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
     if not classes:
         raise FileNotFoundError(f"Couldn't find any class folder in {directory}.")
@@ -28,10 +28,10 @@ def find_classes(directory):
 
 
 def make_dataset(directory, class_to_idx=None, extensions=None, is_valid_file=None, allow_empty=False):
-    """A list of (path, number of its class) of the files below `directory`'s folders, in the order of their names.
+    """A list of (path, number of its class) of the files in `directory`'s folders, sorted by name.
 
-    Exactly one of `extensions` and `is_valid_file` (a function from a path to bool) says which files. Raises ValueError
-    otherwise, and FileNotFoundError where a class has no file and allow_empty is False.
+    Exactly one of `extensions` and `is_valid_file` (a function from a path to bool) chooses the files; otherwise raises
+    ValueError. Raises FileNotFoundError if a class has no file and allow_empty is False.
     """
     directory = os.path.expanduser(directory)
     if class_to_idx is None:
@@ -71,10 +71,10 @@ default_loader = pil_loader
 
 
 class DatasetFolder(VisionDataset):
-    """The files of root/class/.../name, as (loader(path), number of the class), in the order of their names.
+    """The files root/class/.../name as (loader(path), number of the class), sorted by name.
 
     `classes` are the folders' names, `class_to_idx` their numbers, `samples` the (path, number) pairs, `targets` the
-    numbers. Subclasses may replace find_classes and make_dataset.
+    numbers. Subclasses may override find_classes and make_dataset.
     """
 
     def __init__(
@@ -104,11 +104,13 @@ class DatasetFolder(VisionDataset):
 
     @staticmethod
     def make_dataset(directory, class_to_idx, extensions=None, is_valid_file=None, allow_empty=False):
+        """The (path, number of its class) pairs of the files."""
         if class_to_idx is None:
             raise ValueError("The class_to_idx parameter cannot be None.")
         return make_dataset(directory, class_to_idx, extensions, is_valid_file, allow_empty)
 
     def find_classes(self, directory):
+        """(names of the classes, a dictionary from name to number)."""
         return find_classes(directory)
 
     def __getitem__(self, index):
@@ -120,7 +122,7 @@ class DatasetFolder(VisionDataset):
 
 
 class ImageFolder(DatasetFolder):
-    """The images of root/class/.../name.jpg (.png, ...), as (RGB image, number of the class); see DatasetFolder."""
+    """The images root/class/.../name.jpg (.png, ...) as (RGB image, number of the class). See DatasetFolder."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Reads MNIST's idx files, gzipped or not, into NumPy arrays.
 
-The format: two zero bytes, a type (8: unsigned byte), the number of dims, each size as a big-endian int32, the data.
+Format: two zero bytes, a type (8: unsigned byte), the number of dims, each size as a big-endian int32, the data.
 """
 
 import gzip
@@ -15,7 +15,8 @@ _UBYTE = 8
 
 
 def read(path):
-    """The array in `path`. Raises ValueError naming the file where it is no idx file of bytes or is cut short."""
+    """The array in `path`. Raises ValueError, which names the file, if it is not an idx file of bytes or is cut
+    short."""
     opener = gzip.open if Path(path).suffix == ".gz" else open
     try:
         with opener(path, "rb") as file:
@@ -35,7 +36,7 @@ def read(path):
 
 
 def find(folder, name):
-    """The path of `name` or `name`.gz in `folder`. Raises FileNotFoundError naming folder and file."""
+    """The path of `name` or `name`.gz in `folder`. Raises FileNotFoundError with the folder and the file."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such data folder: {folder}")
@@ -46,9 +47,11 @@ def find(folder, name):
 
 
 def read_pair(folder, prefix):
-    """(images, labels) of MNIST's "train" or "t10k" part; raises ValueError where their numbers differ."""
+    """(images, labels) of MNIST's "train" or "t10k" part. Raises ValueError if their numbers differ."""
     images = read(find(folder, f"{prefix}-images-idx3-ubyte"))
     labels = read(find(folder, f"{prefix}-labels-idx1-ubyte"))
     if len(images) != len(labels):
-        raise ValueError(f"{folder}: {len(images)} {prefix} images and {len(labels)} labels")
+        raise ValueError(
+            f"{folder}: {len(images)} {prefix} images and {len(labels)} labels (expected as many labels as images)"
+        )
     return images, labels

@@ -1,4 +1,4 @@
-"""MNIST and the data sets in its format."""
+"""MNIST and datasets in its format."""
 
 import os
 import string
@@ -16,22 +16,23 @@ from pydist.vision.datasets.vision import VisionDataset
 
 
 def _renamed(old, new):
-    """The attribute `new` under its old name, with a warning."""
+    """The attribute `new` by its old name, with a warning."""
 
     def get(self):
         warn(f"{old} has been renamed {new}", stacklevel=2)
         return getattr(self, new)
 
-    return property(get)
+    return property(get, doc=f"The deprecated name of {new}.")
 
 
 class MNIST(VisionDataset):
-    """Handwritten digits (LeCun, Cortes, Burges): 60,000 images of 28 x 28 for training, 10,000 for the test.
+    """Handwritten digits (LeCun, Cortes, Burges): 60,000 images of 28 x 28 for training, 10,000 for testing.
 
-    Reads root/MNIST/raw/train-images-idx3-ubyte and so on, or the same with .gz. An item is (image, digit), the image a
-    Pillow one of mode L. `data` is uint8 [N, 28, 28], `targets` int64 [N].
+    Reads root/MNIST/raw/train-images-idx3-ubyte and so on, or the same files with .gz. An item is (image, digit); the
+    image is a Pillow image of mode L. `data` is uint8 [N, 28, 28], `targets` int64 [N].
 
-    download: fetches what is missing. Raises RuntimeError where files are missing, ValueError naming a damaged one.
+    download: downloads missing files. Raises RuntimeError if files are missing, ValueError, which names the file, if
+    one is damaged.
     """
 
     mirrors = ["https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"]
@@ -71,7 +72,7 @@ class MNIST(VisionDataset):
         self.data, self.targets = self._load_data()
 
     def _names(self):
-        """The names of the four files, without .gz: training images and labels, test images and labels."""
+        """The names of the four files without .gz: training images and labels, test images and labels."""
         return [name.removesuffix(".gz") for name, _ in self.resources]
 
     def _load_data(self):
@@ -91,14 +92,17 @@ class MNIST(VisionDataset):
 
     @property
     def raw_folder(self):
+        """The folder of the files as they are downloaded."""
         return os.path.join(self.root, type(self).__name__, "raw")
 
     @property
     def processed_folder(self):
+        """The folder in which older releases of torchvision put converted files. pydist does not use it."""
         return os.path.join(self.root, type(self).__name__, "processed")
 
     @property
     def class_to_idx(self):
+        """A dictionary from the classes' names to their numbers."""
         return {name: i for i, name in enumerate(self.classes)}
 
     def _check_exists(self):
@@ -107,7 +111,7 @@ class MNIST(VisionDataset):
         )
 
     def download(self):
-        """Fetches and unpacks what is missing. Raises RuntimeError naming each place that was tried."""
+        """Downloads and unpacks missing files. Raises RuntimeError with each URL that was tried."""
         if self._check_exists():
             return
         for name, md5 in self.resources:
@@ -126,7 +130,7 @@ class MNIST(VisionDataset):
 
 
 class FashionMNIST(MNIST):
-    """Zalando's articles of clothing, in MNIST's sizes and format, in root/FashionMNIST/raw."""
+    """Zalando's articles of clothing, with MNIST's sizes and format, in root/FashionMNIST/raw."""
 
     mirrors = ["http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"]
     resources = [
@@ -150,7 +154,7 @@ class FashionMNIST(MNIST):
 
 
 class KMNIST(MNIST):
-    """Cursive Japanese characters (CODH), in MNIST's sizes and format, in root/KMNIST/raw."""
+    """Cursive Japanese characters (CODH), with MNIST's sizes and format, in root/KMNIST/raw."""
 
     mirrors = ["http://codh.rois.ac.jp/kmnist/dataset/kmnist/"]
     resources = [
@@ -163,16 +167,16 @@ class KMNIST(MNIST):
 
 
 class EMNIST(MNIST):
-    """NIST's handwritten letters and digits (Cohen et al.), in MNIST's format, in root/EMNIST/raw.
+    """NIST's handwritten letters and digits (Cohen et al.), with MNIST's format, in root/EMNIST/raw.
 
-    split: "byclass", "bymerge", "balanced", "letters", "digits" or "mnist". Raises ValueError for another.
+    split: "byclass", "bymerge", "balanced", "letters", "digits" or "mnist". Raises ValueError for any other.
     """
 
     url = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
     md5 = "58c8d27c78d21e728a6bc7b3cc06412e"
     splits = ("byclass", "bymerge", "balanced", "letters", "digits", "mnist")
     _all = set(string.digits + string.ascii_letters)
-    _merged = set("cijklmopsuvwxyz")  # written alike in both cases
+    _merged = set("cijklmopsuvwxyz")  # letters whose upper and lower case look alike
     classes_split_dict = {
         "byclass": sorted(_all),
         "bymerge": sorted(_all - _merged),

@@ -1,4 +1,4 @@
-"""Files of data sets: checksums, downloads, archives."""
+"""Files of datasets: checksums, downloads, archives."""
 
 import gzip
 import hashlib
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydist._files import replacing
 
-_TIMEOUT = 20  # seconds without a byte
+_TIMEOUT = 20  # s without a byte after which a download fails
 _CHUNK = 1 << 20
 
 
@@ -35,12 +35,12 @@ def check_md5(fpath, md5, **kwargs):
 
 
 def check_integrity(fpath, md5=None):
-    """Whether the file is there and, where `md5` is given, has it."""
+    """Whether the file exists and, if `md5` is given, has that MD5."""
     return os.path.isfile(fpath) and (md5 is None or check_md5(fpath, md5))
 
 
 def _fetch(url, file):
-    """Writes what `url` says to `file`, with a bar."""
+    """Writes the content of `url` to `file`, with a progress bar."""
     from tqdm import tqdm
 
     request = urllib.request.Request(url, headers={"User-Agent": "pydist.vision"})
@@ -52,11 +52,11 @@ def _fetch(url, file):
                 file.write(chunk)
                 bar.update(len(chunk))
         if size is not None and file.tell() != size:
-            raise urllib.error.URLError(f"{file.tell()} of {size} bytes came")
+            raise urllib.error.URLError(f"only {file.tell()} of {size} bytes came")
 
 
 def _download(url, target, algorithm, check):
-    """Fetches `url` into `target`, which appears only when it is whole and check(its digest) did not raise."""
+    """Downloads `url` into `target`, which appears only when it is complete and check(its digest) did not raise."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(target, "w+b") as file:
@@ -69,11 +69,11 @@ def _download(url, target, algorithm, check):
 
 
 def download_url(url, root, filename=None, md5=None, max_redirect_hops=3):
-    """Fetches `url` into the folder `root`, as `filename` (default: the URL's last part), unless it is there with this
+    """Downloads `url` into the folder `root` as `filename` (default: the URL's last part), unless it is there with this
     MD5.
 
-    The file appears under its name only when it is whole. Raises RuntimeError naming the URL, what went wrong, and
-    where to put the file by hand.
+    The file appears only when it is complete. Raises RuntimeError with the URL, the reason, and where to put the file
+    by hand.
     """
     target = Path(root).expanduser() / (filename or url.rpartition("/")[2])
     if check_integrity(target, md5):
@@ -87,16 +87,16 @@ def download_url(url, root, filename=None, md5=None, max_redirect_hops=3):
 
 
 def _inside(folder, name):
-    """The path of an archive's member below `folder`; raises RuntimeError where it would leave it."""
+    """The path of an archive's member in `folder`. Raises RuntimeError if it would be outside."""
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise RuntimeError(f"{name}: an archive's file outside its folder")
+        raise RuntimeError(f"{name}: the archive has a file outside its folder (expected files inside it)")
     return path
 
 
 def _extract_tar(source, folder):
     with tarfile.open(source) as archive:
-        for member in archive:  # plain files and folders only: a link could lead outside
+        for member in archive:  # only plain files and folders: a link could lead outside
             path = _inside(folder, member.name)
             if member.isdir():
                 path.mkdir(parents=True, exist_ok=True)
@@ -118,10 +118,10 @@ _COMPRESSED = {".gz": gzip.open, ".xz": lzma.open}
 
 
 def extract_archive(from_path, to_path=None, remove_finished=False):
-    """Unpacks a .zip, a .tar (.gz, .bz2, .xz), or one file's .gz or .xz into `to_path` (default: the folder where it
-    lies).
+    """Unpacks a .zip, a .tar (.gz, .bz2, .xz), or a single .gz or .xz file into `to_path` (default: the archive's
+    folder).
 
-    Returns the folder, or the file's path. Raises RuntimeError for another name and for a damaged archive.
+    Returns the folder, or the file's path. Raises RuntimeError for other names and for damaged archives.
     """
     source = Path(from_path)
     folder = source.parent if to_path is None else Path(to_path)
@@ -136,7 +136,7 @@ def extract_archive(from_path, to_path=None, remove_finished=False):
             with opener(source, "rb") as content, open(result, "wb") as file:
                 shutil.copyfileobj(content, file)
         else:
-            raise RuntimeError(f"{source}: an unknown kind of archive")
+            raise RuntimeError(f"{source}: unknown kind of archive (expected .zip, .tar, .gz or .xz)")
     except (EOFError, OSError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError) as error:
         if isinstance(error, FileNotFoundError):
             raise

@@ -1,4 +1,4 @@
-"""What all data sets of images share."""
+"""The common part of all datasets of images."""
 
 import os
 
@@ -6,7 +6,7 @@ from pydist.utils.data import Dataset
 
 
 class StandardTransform:
-    """(input, target) -> (transform(input), target_transform(target)), each where given."""
+    """(input, target) -> (transform(input), target_transform(target)). A transform that is None changes nothing."""
 
     def __init__(self, transform=None, target_transform=None):
         self.transform = transform
@@ -29,8 +29,8 @@ class StandardTransform:
 
 
 class VisionDataset(Dataset):
-    """Pairs of image and target below the folder `root`. `transforms` takes and returns both; `transform` and
-    `target_transform` one each. Raises ValueError where `transforms` comes with one of these.
+    """Pairs of image and target in the folder `root`. `transforms` takes and returns both; `transform` and
+    `target_transform` take one each. Raises ValueError if `transforms` is given together with one of these.
 
     Subclasses define `__getitem__` and `__len__`, and `extra_repr` for more lines of their text.
     """
@@ -51,7 +51,7 @@ class VisionDataset(Dataset):
         raise NotImplementedError(f"{type(self).__name__}.__len__")
 
     def _transformed(self, image, target):
-        """The pair after `transform` and `target_transform`, which may have been set after the construction."""
+        """The pair after `transform` and `target_transform`, which may be set after construction."""
         if self.transform is not None:
             image = self.transform(image)
         if self.target_transform is not None:
@@ -68,4 +68,5 @@ class VisionDataset(Dataset):
         return "\n".join([f"Dataset {type(self).__name__}", *(" " * self._repr_indent + line for line in lines)])
 
     def extra_repr(self):
+        """More lines for the dataset's text."""
         return ""

@@ -1,4 +1,4 @@
-"""Networks for images, with torchvision's names of parameters, so that its files of weights load."""
+"""Networks for images, with torchvision's parameter names, so that its files of weights can be loaded."""
 
 from pydist.vision.models._api import (
     Weights,

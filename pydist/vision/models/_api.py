@@ -1,4 +1,4 @@
-"""Networks by name, and where their published weights lie."""
+"""Networks by name, and where their published weights are."""
 
 import fnmatch
 import sys
@@ -11,14 +11,13 @@ import pydist
 from pydist import hub
 
 _SITE = "https://download.pytorch.org/models/"
-_CLASSES = 1000  # ImageNet's: all the weights below are for it
+_CLASSES = 1000  # the number of ImageNet's classes: all weights below are for ImageNet
 _BUILDERS = {}  # name -> the function that builds the network
 
 
 @dataclass(frozen=True)
 class Weights:
-    """One file of weights: where it is published, the transform of images that it was trained for, and what is known of
-    it."""
+    """One file of weights: its URL, the transform of images that it was trained with, and facts about it."""
 
     url: str
     transforms: object = field(compare=False)
@@ -26,11 +25,11 @@ class Weights:
 
 
 class WeightsEnum(Enum):
-    """The published weights of a network; DEFAULT is the best."""
+    """The published weights of a network. DEFAULT is the best one."""
 
     @classmethod
     def verify(cls, obj):
-        """`obj`, or the member of this name. Raises KeyError for another name, TypeError for other things."""
+        """`obj`, or the member of this name. Raises KeyError for another name, TypeError for other objects."""
         if isinstance(obj, str):
             return cls[obj.removeprefix(f"{cls.__name__}.")]
         if obj is not None and not isinstance(obj, cls):
@@ -41,13 +40,15 @@ class WeightsEnum(Enum):
 
     @property
     def path(self):
-        """Where the file is looked for: torch.hub's folder of checkpoints."""
+        """The path at which the file is expected: in torch.hub's folder of checkpoints."""
         return Path(hub.get_dir(), "checkpoints", self.url.rpartition("/")[2])
 
     def get_state_dict(self, *args, **kwargs):
-        """The weights in the file. Raises FileNotFoundError that says where to put it: nothing is downloaded."""
+        """The weights in the file. Raises FileNotFoundError, which says where to put it: nothing is downloaded."""
         if not self.path.is_file():
-            raise FileNotFoundError(f"{self!r}: no file {self.path} (fetch it from {self.url}, or use weights=None)")
+            raise FileNotFoundError(
+                f"{self!r}: there is no file {self.path} (download it from {self.url}, or use weights=None)"
+            )
         return pydist.load(self.path, map_location="cpu", weights_only=True)
 
     def __repr__(self):
@@ -55,14 +56,17 @@ class WeightsEnum(Enum):
 
     @property
     def url(self):
+        """The URL of the file."""
         return self.value.url
 
     @property
     def transforms(self):
+        """The transform of images that the weights were trained with."""
         return self.value.transforms
 
     @property
     def meta(self):
+        """Facts about the weights, a dictionary."""
         return self.value.meta
 
 
@@ -73,19 +77,21 @@ def _preset(resize_size, **options):
 
 
 def weights_of(name, num_params, v1, v2=None, v1_resize=256):
-    """The enumeration `name` of one or two files; the second ones are for images resized to 232."""
+    """The enumeration `name` of one or two files. The second file is for images resized to 232."""
     members = {}
     for version, file, size in (("IMAGENET1K_V1", v1, v1_resize), ("IMAGENET1K_V2", v2, 232)):
         if file is not None:
             members[version] = Weights(_SITE + file, partial(_preset, size), {"num_params": num_params})
     members["DEFAULT"] = list(members.values())[-1]
-    return WeightsEnum(name, members, module=sys._getframe(1).f_globals["__name__"])
+    weights = WeightsEnum(name, members, module=sys._getframe(1).f_globals["__name__"])
+    weights.__doc__ = f"The published weights of {name.removesuffix('_Weights')}. DEFAULT is the best one."
+    return weights
 
 
 def builder(name, weights_class, make, *args, rename=None, **fixed):
-    """The function `name` that returns make(*args, **fixed, **kwargs), with weights where asked for.
+    """The function `name`, which returns make(*args, **fixed, **kwargs), with weights if asked for.
 
-    rename: from the names in a file to the network's, where they differ.
+    rename: a function from the names in a file to the network's names, if they differ.
     """
 
     def build(weights=None, progress=True, *, pretrained=False, **kwargs):
@@ -114,11 +120,11 @@ def builder(name, weights_class, make, *args, rename=None, **fixed):
 
 
 def get_model_builder(name):
-    """The function that builds the network `name`, in capitals or not. Raises ValueError for an unknown one."""
+    """The function that builds the network `name`; case does not matter. Raises ValueError for an unknown name."""
     try:
         return _BUILDERS[name.lower()]
     except KeyError:
-        raise ValueError(f"Unknown model {name}") from None
+        raise ValueError(f"Unknown model {name} (expected one of list_models())") from None
 
 
 def get_model(name, **config):
@@ -131,23 +137,23 @@ def get_model(name, **config):
 
 
 def get_model_weights(name):
-    """The enumeration of weights of a network's name or function."""
+    """The enumeration of weights for a network's name or function."""
     return (name if callable(name) else get_model_builder(name)).weights_class
 
 
 def get_weight(name):
-    """The weights "ResNet18_Weights.IMAGENET1K_V1". Raises ValueError for unknown ones."""
+    """The weights of a name such as "ResNet18_Weights.IMAGENET1K_V1". Raises ValueError for an unknown name."""
     class_name, _, member = name.partition(".")
     for build in _BUILDERS.values():
         if build.weights_class.__name__ == class_name and member in build.weights_class.__members__:
             return build.weights_class[member]
     raise ValueError(
-        f"Unknown weights {name} (expected a class of weights and its member, as ResNet18_Weights.DEFAULT)"
+        f"Unknown weights {name} (expected a class of weights and its member, such as ResNet18_Weights.DEFAULT)"
     )
 
 
 def list_models(module=None, include=None, exclude=None):
-    """The names of all networks, sorted; of a module, or matching (not matching) patterns such as "resnet*"."""
+    """The sorted names of all networks; of a module, or that match (do not match) patterns such as "resnet*"."""
 
     def matches(name, patterns):
         return any(fnmatch.fnmatch(name, p) for p in ([patterns] if isinstance(patterns, str) else patterns))

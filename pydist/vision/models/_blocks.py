@@ -1,11 +1,11 @@
-"""What the mobile networks are made of."""
+"""Blocks of the mobile networks."""
 
 from pydist import nn
 
 
 class Conv2dNormActivation(nn.Sequential):
-    """A convolution that keeps the size at stride 1, a norm without a bias before it, and an activation (each where
-    given)."""
+    """A convolution that keeps the size at stride 1, then a norm (the convolution has no bias then), then an
+    activation. Norm and activation are optional."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class SqueezeExcitation(nn.Module):
 
 
 def make_divisible(value, divisor=8):
-    """The multiple of `divisor` nearest to `value`, but no less than 0.9 of it."""
+    """The multiple of `divisor` that is nearest to `value`, but at least 0.9 times value."""
     near = max(divisor, int(value + divisor / 2) // divisor * divisor)
     return near + divisor if near < 0.9 * value else near
 
 
 def initialize(network):
-    """The mobile networks' initial values."""
+    """Sets the mobile networks' initial values."""
     for m in network.modules():
         if isinstance(m, nn.Conv2d):
             nn.init.kaiming_normal_(m.weight, mode="fan_out")

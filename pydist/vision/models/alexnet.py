@@ -1,11 +1,11 @@
-"""AlexNet, the variant on one processor (Krizhevsky, arXiv 1404.5997)."""
+"""AlexNet, the variant for one processor (Krizhevsky, arXiv 1404.5997)."""
 
 from pydist import nn
 from pydist.vision.models._api import builder, weights_of
 
 
 class AlexNet(nn.Module):
-    """Five convolutions and three linear layers on images [N, 3, H, W] of at least 63 pixels; returns [N,
+    """Five convolutions and three linear layers for images [N, 3, H, W] of at least 63 pixels. Returns [N,
     num_classes]."""
 
     def __init__(self, num_classes=1000, dropout=0.5):

@@ -9,7 +9,7 @@ from pydist.vision.models._api import builder, weights_of
 
 
 class _DenseLayer(nn.Module):
-    """growth_rate new channels from all that came before."""
+    """growth_rate new channels, made from all channels before."""
 
     def __init__(self, num_input_features, growth_rate, bn_size, drop_rate):
         super().__init__()
@@ -52,7 +52,8 @@ class _Transition(nn.Sequential):
 
 
 class DenseNet(nn.Module):
-    """Blocks of block_config[i] layers, each reading all before it, on images [N, 3, H, W]; returns [N, num_classes].
+    """Blocks of block_config[i] layers, each of which reads all before it, for images [N, 3, H, W]. Returns [N,
+    num_classes].
 
     memory_efficient is accepted and changes nothing.
     """
@@ -97,7 +98,7 @@ class DenseNet(nn.Module):
 
 
 def _renamed(key):
-    """The published files say denselayer1.norm.1 where the network says denselayer1.norm1."""
+    """The network's names for names in published files, which have denselayer1.norm.1 instead of denselayer1.norm1."""
     return re.sub(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)", r"\1\2", key)
 
 

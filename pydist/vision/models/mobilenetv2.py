@@ -7,7 +7,7 @@ from pydist.vision.models._blocks import Conv2dNormActivation, initialize, make_
 
 
 class InvertedResidual(nn.Module):
-    """A wide depthwise convolution between two 1 x 1 ones, added to its input where the shapes agree."""
+    """A wide depthwise convolution between two 1 x 1 convolutions, added to its input if the shapes agree."""
 
     def __init__(self, inp, oup, stride, expand_ratio, norm_layer=None):
         super().__init__()
@@ -29,9 +29,9 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """Inverted residuals on images [N, 3, H, W]; returns [N, num_classes]. width_mult scales all channels.
+    """Inverted residuals for images [N, 3, H, W]. Returns [N, num_classes]. width_mult scales all channels.
 
-    inverted_residual_setting: rows of (expansion, channels, how many, stride of the first).
+    inverted_residual_setting: rows of (expansion, channels, number of blocks, stride of the first).
     """
 
     def __init__(

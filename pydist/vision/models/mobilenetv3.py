@@ -8,7 +8,7 @@ from pydist.vision.models._blocks import Conv2dNormActivation, SqueezeExcitation
 
 
 class InvertedResidualConfig:
-    """The sizes of one InvertedResidual, its channels scaled by width_mult. activation: "RE" (ReLU) or "HS"
+    """The sizes of one InvertedResidual, with channels scaled by width_mult. activation: "RE" (ReLU) or "HS"
     (Hardswish)."""
 
     def __init__(
@@ -25,16 +25,17 @@ class InvertedResidualConfig:
 
     @staticmethod
     def adjust_channels(channels, width_mult):
+        """The channels, scaled by width_mult and rounded to a multiple of 8."""
         return make_divisible(channels * width_mult)
 
 
 class InvertedResidual(nn.Module):
-    """1 x 1, depthwise, squeeze and excitation (where asked for), 1 x 1; added to the input where the shapes agree."""
+    """1 x 1, depthwise, squeeze and excitation (optional), 1 x 1; added to the input if the shapes agree."""
 
     def __init__(self, cnf, norm_layer, se_layer=None):
         super().__init__()
         if cnf.stride not in (1, 2):
-            raise ValueError("illegal stride value")
+            raise ValueError(f"illegal stride value: got {cnf.stride} (expected 1 or 2)")
         self.use_res_connect = cnf.stride == 1 and cnf.input_channels == cnf.out_channels
         wide = cnf.expanded_channels
         common = {"norm_layer": norm_layer, "activation_layer": nn.Hardswish if cnf.use_hs else nn.ReLU}
@@ -56,7 +57,7 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV3(nn.Module):
-    """Inverted residuals (a list of InvertedResidualConfig) on images [N, 3, H, W]; returns [N, num_classes]."""
+    """Inverted residuals (a list of InvertedResidualConfig) for images [N, 3, H, W]. Returns [N, num_classes]."""
 
     def __init__(
         self, inverted_residual_setting, last_channel, num_classes=1000, block=None, norm_layer=None, dropout=0.2

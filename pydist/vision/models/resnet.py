@@ -15,7 +15,7 @@ def conv1x1(in_planes, out_planes, stride=1):
 
 
 class BasicBlock(nn.Module):
-    """x + two 3 x 3 convolutions of x; `downsample` brings x to their shape."""
+    """x plus two 3 x 3 convolutions of x. `downsample` gives x their shape."""
 
     expansion = 1
 
@@ -25,7 +25,7 @@ class BasicBlock(nn.Module):
         super().__init__()
         norm_layer = norm_layer or nn.BatchNorm2d
         if groups != 1 or base_width != 64:
-            raise ValueError("BasicBlock only supports groups=1 and base_width=64")
+            raise ValueError(f"BasicBlock only supports groups=1 and base_width=64, got {groups} and {base_width}")
         if dilation > 1:
             raise NotImplementedError("Dilation > 1 not supported in BasicBlock")
         self.conv1 = conv3x3(inplanes, planes, stride)
@@ -44,7 +44,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """x + (1 x 1, 3 x 3, 1 x 1 convolutions of x), the middle one narrow; the stride is the middle one's."""
+    """x plus (1 x 1, 3 x 3, 1 x 1 convolutions of x). The middle one is narrow and has the stride."""
 
     expansion = 4
 
@@ -73,9 +73,9 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Four stages of layers[i] blocks on images [N, 3, H, W]; returns [N, num_classes].
+    """Four stages of layers[i] blocks for images [N, 3, H, W]. Returns [N, num_classes].
 
-    zero_init_residual: each block begins as the identity. replace_stride_with_dilation: three bools, for the later
+    zero_init_residual: each block starts as the identity. replace_stride_with_dilation: three bools, for the later
     stages.
     """
 

@@ -6,7 +6,7 @@ from pydist.vision.models._api import builder, weights_of
 
 
 class Fire(nn.Module):
-    """A narrow 1 x 1 convolution, then 1 x 1 and 3 x 3 ones side by side."""
+    """A narrow 1 x 1 convolution, then 1 x 1 and 3 x 3 convolutions side by side."""
 
     def __init__(self, inplanes, squeeze_planes, expand1x1_planes, expand3x3_planes):
         super().__init__()
@@ -33,7 +33,7 @@ def _fire(inplanes, squeeze, expand):
 
 
 def _features(version):
-    """The two versions have the same fires, and pools at different places among them."""
+    """The layers of a version. The two versions have the same Fire modules, with pools at different places."""
     fires = [
         _fire(*sizes)
         for sizes in (
@@ -55,7 +55,8 @@ def _features(version):
 
 
 class SqueezeNet(nn.Module):
-    """Eight Fire modules on images [N, 3, H, W]; returns [N, num_classes]. version: "1_0" or "1_1", else ValueError."""
+    """Eight Fire modules for images [N, 3, H, W]. Returns [N, num_classes]. version: "1_0" or "1_1"; any other raises
+    ValueError."""
 
     def __init__(self, version="1_0", num_classes=1000, dropout=0.5):
         super().__init__()

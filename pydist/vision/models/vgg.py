@@ -27,7 +27,7 @@ def make_layers(cfg, batch_norm=False):
 
 
 class VGG(nn.Module):
-    """`features` (512 channels) and three linear layers on images [N, 3, H, W]; returns [N, num_classes]."""
+    """`features` (512 channels) and three linear layers for images [N, 3, H, W]. Returns [N, num_classes]."""
 
     def __init__(self, features, num_classes=1000, init_weights=True, dropout=0.5):
         super().__init__()

@@ -1,4 +1,4 @@
-"""torchvision.ops: boxes, blocks of models, stochastic depth, the focal loss."""
+"""torchvision.ops: boxes, blocks of models, stochastic depth, focal loss."""
 
 from pydist import _C, nn
 from pydist._functions.random import bernoulli
@@ -19,8 +19,8 @@ __all__ = [*boxes.__all__, *misc.__all__, "StochasticDepth", "sigmoid_focal_loss
 
 
 def stochastic_depth(input, p, mode, training=True):
-    """The input with whole rows ("row": each with probability p; "batch": all) set to zero, the rest divided by 1 - p
-    (Huang et al., 2016)."""
+    """The input with rows set to zero ("row": each row with probability p; "batch": all rows together) and the rest
+    divided by 1 - p (Huang et al., 2016)."""
     if not 0.0 <= p <= 1.0 or mode not in ("batch", "row"):
         raise ValueError(f"stochastic_depth: p is {p}, mode {mode!r} (expected 0 to 1, 'batch' or 'row')")
     if not training or p == 0.0:
@@ -31,7 +31,7 @@ def stochastic_depth(input, p, mode, training=True):
 
 
 class StochasticDepth(nn.Module):
-    """stochastic_depth in training."""
+    """stochastic_depth, in training only."""
 
     def __init__(self, p, mode):
         super().__init__()
@@ -45,8 +45,8 @@ class StochasticDepth(nn.Module):
 
 
 def sigmoid_focal_loss(inputs, targets, alpha=0.25, gamma=2, reduction="none"):
-    """Binary cross entropy of logits, less for what is right already: times (1 - p) ** gamma, and alpha (1 - alpha for
-    targets of 0; negative: 1) (Lin et al., 2017)."""
+    """The binary cross entropy of logits, multiplied by (1 - p) ** gamma, so that correct predictions count less, and
+    by alpha (targets of 0: 1 - alpha; negative alpha: 1) (Lin et al., 2017)."""
     p = inputs.sigmoid()
     loss = F.binary_cross_entropy_with_logits(inputs, targets, reduction="none")
     loss = loss * (1 - (p * targets + (1 - p) * (1 - targets))) ** gamma

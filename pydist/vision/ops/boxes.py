@@ -1,4 +1,4 @@
-"""Boxes [N, 4] as (x1, y1, x2, y2): areas, overlaps, and which to keep."""
+"""Boxes [N, 4] as (x1, y1, x2, y2): areas, overlaps, and which ones to keep."""
 
 from pydist import _C
 
@@ -8,17 +8,17 @@ __all__ = ["batched_nms", "box_area", "box_convert", "box_iou", "clip_boxes_to_i
 def _check(name, *boxes):
     for b in boxes:
         if b.dim() != 2 or b.shape[1] != 4:
-            raise ValueError(f"{name}: boxes of shape {tuple(b.shape)} (expected [N, 4])")
+            raise ValueError(f"{name}: boxes have shape {tuple(b.shape)} (expected [N, 4])")
 
 
 def box_area(boxes):
-    """Their areas [N]."""
+    """The areas [N] of the boxes."""
     _check("box_area", boxes)
     return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
 
 
 def _overlap(name, a, b):
-    """(intersections, unions) of all pairs, [N, M]."""
+    """(intersections, unions) of all pairs, each [N, M]."""
     _check(name, a, b)
     low, high = _C.maximum(a[:, None, :2], b[:, :2]), _C.minimum(a[:, None, 2:], b[:, 2:])
     inner = (high - low).clamp(min=0).prod(2)
@@ -38,7 +38,7 @@ def box_iou(boxes1, boxes2):
 
 
 def generalized_box_iou(boxes1, boxes2):
-    """box_iou less the part of the smallest box around both that neither covers (Rezatofighi et al., 2019)."""
+    """box_iou minus the share of the smallest enclosing box that neither box covers (Rezatofighi et al., 2019)."""
     inner, union = _overlap("generalized_box_iou", boxes1, boxes2)
     low, high = _C.minimum(boxes1[:, None, :2], boxes2[:, :2]), _C.maximum(boxes1[:, None, 2:], boxes2[:, 2:])
     around = (high - low).clamp(min=0).prod(2)
@@ -49,7 +49,7 @@ def box_convert(boxes, in_fmt, out_fmt):
     """Boxes in another form: "xyxy", "xywh" (corner and size) or "cxcywh" (centre and size)."""
     forms = ("xyxy", "xywh", "cxcywh")
     if in_fmt not in forms or out_fmt not in forms:
-        raise ValueError(f"box_convert: {in_fmt!r} to {out_fmt!r} (expected two of {forms})")
+        raise ValueError(f"box_convert: got {in_fmt!r} to {out_fmt!r} (expected two of {forms})")
     a, b = boxes[..., :2], boxes[..., 2:]
     if in_fmt == "xywh":
         b = a + b
@@ -63,17 +63,18 @@ def box_convert(boxes, in_fmt, out_fmt):
 
 
 def clip_boxes_to_image(boxes, size):
-    """Boxes cut at the edges of an image of `size` (height, width)."""
+    """Boxes cut at the edges of an image with `size` (height, width)."""
     height, width = size
     limit = _C.tensor([width, height, width, height], dtype=boxes.dtype)
     return _C.minimum(boxes.clamp(min=0), limit)
 
 
 def nms(boxes, scores, iou_threshold):
-    """The indices of boxes, best score first, that overlap none of a better score by more than iou_threshold."""
+    """The indices, best score first, of boxes that do not overlap a box with a better score by more than
+    iou_threshold."""
     _check("nms", boxes)
     if tuple(scores.shape) != (boxes.shape[0],):
-        raise ValueError(f"nms: scores of shape {tuple(scores.shape)} for {boxes.shape[0]} boxes")
+        raise ValueError(f"nms: scores have shape {tuple(scores.shape)} (expected {(boxes.shape[0],)}, one per box)")
     import numpy as np
 
     order = scores.detach().argsort(descending=True, stable=True)
@@ -90,7 +91,7 @@ def nms(boxes, scores, iou_threshold):
 
 
 def batched_nms(boxes, scores, idxs, iou_threshold):
-    """nms among the boxes of each class idxs[i] alone."""
+    """nms within each class idxs[i] separately."""
     if not boxes.numel():
         return _C.zeros(0, dtype=_C.int64)
     apart = idxs.to(boxes.dtype) * (boxes.max() - boxes.min() + 1)

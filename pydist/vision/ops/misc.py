@@ -1,4 +1,4 @@
-"""Blocks of models: frozen batch normalisation, and those that pydist.vision.models uses."""
+"""Blocks of models: frozen batch normalisation, and blocks that pydist.vision.models uses."""
 
 from pydist import _C, nn
 from pydist.vision.models._blocks import Conv2dNormActivation, SqueezeExcitation
@@ -7,7 +7,7 @@ __all__ = ["Conv2dNormActivation", "FrozenBatchNorm2d", "MLP", "Permute", "Squee
 
 
 class FrozenBatchNorm2d(nn.Module):
-    """BatchNorm2d whose statistics and affine parameters are buffers that nothing changes."""
+    """BatchNorm2d whose statistics and affine parameters are buffers that training does not change."""
 
     def __init__(self, num_features, eps=1e-5):
         super().__init__()
@@ -16,7 +16,7 @@ class FrozenBatchNorm2d(nn.Module):
             self.register_buffer(name, _C.full((num_features,), value))
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
-        state_dict.pop(f"{prefix}num_batches_tracked", None)  # a BatchNorm2d's
+        state_dict.pop(f"{prefix}num_batches_tracked", None)  # a key that a BatchNorm2d has
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x):
@@ -40,8 +40,8 @@ class Permute(nn.Module):
 
 
 class MLP(nn.Sequential):
-    """Linear layers of the sizes `hidden_channels`, each but the last with norm, activation and dropout, the last with
-    dropout alone."""
+    """Linear layers with the sizes `hidden_channels`. All except the last are followed by norm, activation and dropout,
+    the last only by dropout."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Transforms of images, to be composed; see `functional` for the same with given parameters."""
+"""Transforms of images, for composition. `functional` has the same with explicit parameters."""
 
 from pydist.vision.transforms import functional
 from pydist.vision.transforms.functional import InterpolationMode

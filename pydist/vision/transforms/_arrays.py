@@ -1,14 +1,13 @@
-"""Transforms of images as NumPy arrays [..., C, H, W]: what functional does to tensors.
+"""Transforms of images as NumPy arrays [..., C, H, W]: the implementation of functional for tensors.
 
-Results have torchvision's values: whole numbers are computed in float32 and rounded to the nearest, colours are
-truncated.
+Results have torchvision's values: integers are computed in float32 and rounded to nearest, colours are truncated.
 """
 
 import numpy as np
 
 
 def bound_of(dtype):
-    """The largest value of a channel: 1 for floating point, else the type's largest."""
+    """The largest value of a channel: 1 for floating dtypes, otherwise the dtype's largest value."""
     return 1.0 if dtype.kind == "f" else 1 if dtype.kind == "b" else int(np.iinfo(dtype).max)
 
 
@@ -17,7 +16,7 @@ def _in_float(image):
 
 
 def _as_before(out, dtype):
-    """`out` in the image's type, whole numbers rounded (half to even) and kept within its range."""
+    """`out` in the image's dtype. Integers are rounded (half to even) and limited to the dtype's range."""
     if out.dtype == dtype:
         return out
     if dtype.kind in "iu":
@@ -26,7 +25,7 @@ def _as_before(out, dtype):
     return out.astype(dtype)
 
 
-# Resizing: each axis by itself, an output pixel being a weighted sum of a few input pixels.
+# Resizing: one axis after the other. An output pixel is a weighted sum of a few input pixels.
 
 
 def _triangle(x):
@@ -45,12 +44,12 @@ def _cubic(a):
     return kernel
 
 
-# Pillow's cubic has a = -0.5, and so has antialiasing here; plain interpolation has PyTorch's -0.75.
+# a is -0.5 in Pillow's cubic and in antialiasing here, and -0.75 in plain interpolation, as in PyTorch.
 _FILTERS = {"bilinear": (_triangle, _triangle, 1), "bicubic": (_cubic(-0.5), _cubic(-0.75), 2)}
 
 
 def _antialiased(old, new, kernel, reach):
-    """(places, weights), each [new, taps], of a kernel that is as wide as an output pixel."""
+    """(positions, weights), each [new, taps], for a kernel that is as wide as an output pixel."""
     scale = old / new
     width = max(scale, 1.0)
     centre = (np.arange(new)[:, None] + 0.5) * scale
@@ -62,7 +61,8 @@ def _antialiased(old, new, kernel, reach):
 
 
 def _interpolated(old, new, kernel, reach):
-    """(places, weights), each [new, 2 * reach], of the kernel over the nearest pixels, the edges' repeated beyond."""
+    """(positions, weights), each [new, 2 * reach], for the kernel over the nearest pixels. Beyond the edges, edge
+    pixels are repeated."""
     centre = (np.arange(new)[:, None] + 0.5) * (old / new) - 0.5
     if reach == 1:
         centre = np.maximum(centre, 0.0)
@@ -71,7 +71,7 @@ def _interpolated(old, new, kernel, reach):
 
 
 def _weighted(data, axis, places, weights):
-    """The sums of weights[:, k] * data at places[:, k] along the axis, -1 or -2."""
+    """The sums of weights[:, k] * data at positions[:, k] along the axis, -1 or -2."""
     places = np.clip(places, 0, data.shape[axis] - 1).astype(np.intp)
     weights = weights.astype(data.dtype)
     out = None
@@ -89,7 +89,7 @@ def _nearest(old, new, exact):
 
 
 def resize(image, size, mode, antialias):
-    """`image` with height and width `size`; mode "nearest", "nearest-exact", "bilinear" or "bicubic"."""
+    """`image` resized to height and width `size`. mode: "nearest", "nearest-exact", "bilinear" or "bicubic"."""
     height, width = image.shape[-2:]
     if mode.startswith("nearest"):
         rows, columns = (_nearest(old, new, mode == "nearest-exact") for old, new in zip((height, width), size))
@@ -106,7 +106,7 @@ def resize(image, size, mode, antialias):
 
 
 def crop(image, top, left, height, width):
-    """The part from (top, left), zeros where it is outside the image."""
+    """The part that starts at (top, left); zeros outside the image."""
     h, w = image.shape[-2:]
     if top >= 0 and left >= 0 and top + height <= h and left + width <= w:
         return image[..., top : top + height, left : left + width]
@@ -127,7 +127,7 @@ def pad(image, left, top, right, bottom, fill=0, mode="constant"):
 
 
 def _fill_of(fill, image):
-    """`fill`, a number or one for each channel, in the shape [C, 1, 1]."""
+    """`fill`, a number or one number for each channel, with the shape [C, 1, 1]."""
     fill = [float(value) for value in fill] if isinstance(fill, (tuple, list)) else [float(fill)]
     channels = image.shape[-3] if image.ndim > 2 else 1
     if len(fill) not in (1, channels):
@@ -139,7 +139,7 @@ def _fill_of(fill, image):
 
 
 def _gather(image, y, x):
-    """image[..., y, x] and whether (y, x) is inside it; outside 0."""
+    """(image[..., y, x], whether (y, x) is inside the image). Values outside are 0."""
     height, width = image.shape[-2:]
     inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
     picked = image[..., np.clip(y, 0, height - 1).astype(int), np.clip(x, 0, width - 1).astype(int)]
@@ -147,7 +147,7 @@ def _gather(image, y, x):
 
 
 def _sampled(image, y, x, mode):
-    """image at the places (y, x), and how much of each place lies inside the image (0 to 1)."""
+    """(the image at the positions (y, x), how much of each position is inside the image, 0 to 1)."""
     if mode == "nearest":
         return _gather(image, np.rint(y), np.rint(x))
     top, left = np.floor(y), np.floor(x)
@@ -170,18 +170,19 @@ def _filled(image, y, x, mode, fill):
 
 
 def _output_size(matrix, width, height):
-    """(width, height) that hold the turned image."""
+    """(width, height) that hold the rotated image."""
     corners = np.array([(x, y, 1.0) for x in (-0.5 * width, 0.5 * width) for y in (-0.5 * height, 0.5 * height)])
-    # in float32 what the sine of a right angle leaves over is lost
+    # float32 drops the rounding error in the sine of a right angle
     turned = (corners @ np.array(matrix).reshape(2, 3).T).astype(np.float32) + np.float32([0.5 * width, 0.5 * height])
-    step = np.float32(1e-4)  # differences below it are errors of rounding
+    step = np.float32(1e-4)  # smaller differences are rounding errors
     high = np.ceil(np.trunc(turned.max(0) / step) * step)
     low = np.floor(np.trunc(turned.min(0) / step) * step)
     return tuple(int(n) for n in high - low)
 
 
 def affine(image, matrix, mode, fill, expand=False):
-    """image at matrix (a b c; d e f) @ (x, y, 1), for every output pixel's place (x, y) relative to the middle."""
+    """The image at matrix (a b c; d e f) @ (x, y, 1), for the position (x, y) of every output pixel, relative to the
+    centre."""
     height, width = image.shape[-2:]
     new_width, new_height = _output_size(matrix, width, height) if expand else (width, height)
     a, b, c, d, e, f = matrix
@@ -191,8 +192,8 @@ def affine(image, matrix, mode, fill, expand=False):
 
 
 def perspective(image, coefficients, mode, fill):
-    """image at ((a x + b y + c) / (g x + h y + 1), (d x + e y + f) / (g x + h y + 1)), for every output pixel's
-    centre."""
+    """The image at ((a x + b y + c) / (g x + h y + 1), (d x + e y + f) / (g x + h y + 1)), for the centre (x, y) of
+    every output pixel."""
     height, width = image.shape[-2:]
     a, b, c, d, e, f, g, h = coefficients
     x, y = np.arange(width) + 0.5, (np.arange(height) + 0.5)[:, None]
@@ -204,13 +205,13 @@ def perspective(image, coefficients, mode, fill):
 
 
 def blend(first, second, ratio):
-    """ratio * first + (1 - ratio) * second within the range, in first's type."""
+    """ratio * first + (1 - ratio) * second, limited to the range, in first's dtype."""
     ratio = float(ratio)
     return np.clip(ratio * _in_float(first) + (1.0 - ratio) * second, 0, bound_of(first.dtype)).astype(first.dtype)
 
 
 def grayscale(image):
-    """The luma of an RGB image, [..., 1, H, W], of the same type."""
+    """The luma of an RGB image, [..., 1, H, W], in the same dtype."""
     red, green, blue = np.moveaxis(image, -3, 0)
     return (0.2989 * _in_float(red) + 0.587 * green + 0.114 * blue).astype(image.dtype)[..., None, :, :]
 
@@ -221,7 +222,7 @@ def contrast(image, factor):
 
 
 def hue(image, factor):
-    """Every hue turned by `factor` of a whole turn. image: floating point in [0, 1]."""
+    """Rotates every hue by `factor` of a full turn. image: floating, in [0, 1]."""
     red, green, blue = np.moveaxis(image, -3, 0)
     value, low = image.max(-3), image.min(-3)
     chroma = value - low
@@ -234,7 +235,7 @@ def hue(image, factor):
         np.where(value == green, 2 + from_red - from_blue, 4 + from_green - from_red),
     )
     turned = np.mod(np.mod(sector / 6.0 + 1.0, 1.0) + factor, 1.0) * 6.0
-    # a channel falls from value to low as the hue's distance from its own grows from 1 to 2 sixths
+    # a channel falls from value to low while the hue's distance from the channel's own hue grows from 1/6 to 2/6
     away = (np.abs(np.mod(turned - own + 3, 6.0) - 3) for own in (0.0, 2.0, 4.0))
     out = [value - chroma * np.clip(distance - 1, 0, 1) for distance in away]
     return np.stack(out, -3).astype(image.dtype)
@@ -254,7 +255,7 @@ def gaussian_weights(size, sigma):
 
 
 def gaussian_blur(image, sizes, sigmas):
-    """Convolution with a Gaussian of `sizes` (x, y) and deviations `sigmas`; the edges are mirrored."""
+    """Convolution with a Gaussian with `sizes` (x, y) and standard deviations `sigmas`. The edges are mirrored."""
     out = _in_float(image)
     for axis, size, sigma in zip((-1, -2), sizes, sigmas):
         half = size // 2
@@ -266,7 +267,7 @@ def gaussian_blur(image, sizes, sigmas):
 
 
 def sharpness(image, factor):
-    """A blend of the image with its smoothed self; the outermost pixels stay."""
+    """A blend of the image with its smoothed version. The outermost pixels stay as they are."""
     if min(image.shape[-2:]) <= 2:
         return image
     kernel = np.ones((3, 3), np.float32)
@@ -279,7 +280,7 @@ def sharpness(image, factor):
 
 
 def autocontrast(image):
-    """Each channel stretched to the whole range; a flat one stays."""
+    """Stretches each channel to the whole range. A channel with only one value stays as it is."""
     bound = bound_of(image.dtype)
     data = _in_float(image)
     low, high = data.min((-2, -1), keepdims=True), data.max((-2, -1), keepdims=True)
@@ -289,7 +290,7 @@ def autocontrast(image):
 
 
 def equalize(image):
-    """Each uint8 channel with a flat histogram."""
+    """Gives each uint8 channel a flat histogram."""
     flat = image.reshape(-1, image.shape[-2] * image.shape[-1])
     out = np.empty_like(flat)
     for channel, row in zip(flat, out):

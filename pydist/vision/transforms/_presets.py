@@ -1,4 +1,4 @@
-"""What published weights expect of an image."""
+"""Transforms that published weights expect."""
 
 import pydist
 from pydist import nn
@@ -8,8 +8,8 @@ from pydist.vision.transforms.functional import InterpolationMode
 
 
 class ImageClassification(nn.Module):
-    """An image with its shorter edge at resize_size, the middle crop_size of it, as float32 with ImageNet's mean and
-    deviation."""
+    """Resizes the shorter edge to resize_size, takes the centre of crop_size, converts to float32 and normalizes with
+    ImageNet's mean and standard deviation."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Transforms of one image, a Pillow image or a tensor [..., C, H, W], with the parameters given.
+"""Transforms of one image, a Pillow image or a tensor [..., C, H, W], with explicit parameters.
 
-Tensors go through NumPy on the CPU; the results carry no gradient (normalize's do). Raises TypeError where the image is
-neither, and where a function that is for one kind gets the other.
+NumPy computes tensors on the CPU, and results have no gradient (except normalize's). Raises TypeError if the image is
+neither, and if a function for one kind gets the other.
 """
 
 import math
@@ -18,7 +18,7 @@ from pydist.vision.transforms import _arrays
 
 
 class InterpolationMode(Enum):
-    """How a pixel between pixels is made. Tensors know the first four."""
+    """How values between pixels are computed. Tensors support the first four modes."""
 
     NEAREST = "nearest"
     NEAREST_EXACT = "nearest-exact"
@@ -34,10 +34,10 @@ _FROM_PIL = {number: InterpolationMode(name) for name, number in _FOR_PIL.items(
 
 
 def interpolation_of(value):
-    """The InterpolationMode that `value` (one, or Pillow's number for one) is. Raises TypeError for anything else."""
+    """The InterpolationMode for `value` (a mode, or Pillow's number of one). Raises TypeError for any other object."""
     if isinstance(value, int):
         if value not in _FROM_PIL:
-            raise ValueError(f"interpolation: {value} (expected one of Pillow's, 0 to 5)")
+            raise ValueError(f"interpolation is {value} (expected one of Pillow's numbers, 0 to 5)")
         return _FROM_PIL[value]
     if not isinstance(value, InterpolationMode):
         raise TypeError(
@@ -59,7 +59,7 @@ _RESIZING = ("nearest", "nearest-exact", "bilinear", "bicubic")
 
 
 def _is_tensor(img, name="img"):
-    """True for a tensor, False for a Pillow image; raises TypeError for anything else."""
+    """True for a tensor, False for a Pillow image. Raises TypeError for any other object."""
     if isinstance(img, pydist.Tensor):
         if img.dim() < 2:
             raise TypeError(f"{name}: Tensor is not a torch image: {img.dim()} dims (expected [..., H, W])")
@@ -70,7 +70,8 @@ def _is_tensor(img, name="img"):
 
 
 def _with_arrays(img, function, *args):
-    """The tensor that `function` makes of the image as an array; bfloat16, which NumPy lacks, goes through float32."""
+    """The tensor that `function` makes of the image as an array. bfloat16, which NumPy does not have, goes through
+    float32."""
     if img.dtype == pydist.bfloat16:
         return _with_arrays(img.float(), function, *args).to(img.dtype)
     data = img.detach().cpu()
@@ -81,12 +82,12 @@ def _with_arrays(img, function, *args):
 
 
 def _colours(img, known=(1, 3)):
-    """Checks the number of a tensor's channels and returns it."""
+    """Checks and returns the number of a tensor's channels."""
     channels = get_dimensions(img)[0]
     if channels not in known:
         raise TypeError(f"Input image tensor permitted channel values are {list(known)}, but found {channels}")
     if img.numel() == 0:
-        raise ValueError(f"the image has no pixels: {tuple(img.shape)}")
+        raise ValueError(f"the image has shape {tuple(img.shape)} (expected at least one pixel)")
     return channels
 
 
@@ -118,7 +119,7 @@ _TYPES = {"I": np.int32, _WIDE: np.int16, "F": np.float32}
 
 
 def _from_array(array, divide):
-    """A tensor [C, H, W] of its own from [H, W] or [H, W, C]; divide: uint8 becomes floating point in [0, 1]."""
+    """A new tensor [C, H, W] from [H, W] or [H, W, C]. divide: uint8 becomes floating, in [0, 1]."""
     array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     if divide and array.dtype == np.uint8:
         return pydist.from_numpy(np.divide(array, np.float32(255), dtype=np.float32, order="C"))
@@ -126,7 +127,7 @@ def _from_array(array, divide):
 
 
 def array_to_tensor(pic, divide=False):
-    """An array [H, W] or [H, W, C] as a tensor [C, H, W]; divide: uint8 becomes float32 in [0, 1]."""
+    """An array [H, W] or [H, W, C] as a tensor [C, H, W]. divide: uint8 becomes float32, in [0, 1]."""
     if not isinstance(pic, np.ndarray):
         raise TypeError(f"pic should be PIL Image or ndarray. Got {type(pic)}")
     if pic.ndim not in (2, 3):
@@ -135,10 +136,10 @@ def array_to_tensor(pic, divide=False):
 
 
 def to_tensor(pic):
-    """A Pillow image or an array [H, W] or [H, W, C] as a tensor [C, H, W]. uint8 becomes float32 in [0, 1], other
-    types stay.
+    """A Pillow image or an array [H, W] or [H, W, C] as a tensor [C, H, W]. uint8 becomes float32 in [0, 1]; other
+    dtypes stay.
 
-    Raises TypeError for something else, ValueError for an array of other dims.
+    Raises TypeError for other objects, ValueError for an array with other dims.
     """
     if isinstance(pic, np.ndarray):
         return array_to_tensor(pic, True)
@@ -149,7 +150,7 @@ def to_tensor(pic):
 
 
 def pil_to_tensor(pic):
-    """A Pillow image as a tensor [C, H, W] with the same values. Raises TypeError for anything else."""
+    """A Pillow image as a tensor [C, H, W] with the same values. Raises TypeError for any other object."""
     if not is_pil(pic):
         raise TypeError(f"pic should be PIL Image. Got {type(pic)}")
     return _from_array(np.asarray(pic), False)
@@ -162,9 +163,9 @@ _GRAY = {np.dtype(np.uint8): "L", np.dtype(np.int16): _WIDE, np.dtype(np.int32):
 def to_pil_image(pic, mode=None):
     """A tensor [H, W] or [C, H, W], or an array [H, W] or [H, W, C], as a Pillow image.
 
-    Floating point is multiplied by 255 and cut to uint8, unless mode is "F". mode: Pillow's, where the channels leave a
-    choice. Raises TypeError for other types, ValueError for other dims, more than 4 channels and a mode that does not
-    fit.
+    Floating values are multiplied by 255 and truncated to uint8, unless mode is "F". mode: Pillow's mode, if the
+    channels allow several. Raises TypeError for other dtypes, ValueError for other dims, more than 4 channels and a
+    mode that does not fit.
     """
     if isinstance(pic, pydist.Tensor):
         array = pic.detach().cpu().numpy()
@@ -180,7 +181,7 @@ def to_pil_image(pic, mode=None):
     if channels not in _MODES:
         raise ValueError(f"pic should not have > 4 channels. Got {channels} channels.")
     if array.dtype.kind == "f" and mode != "F":
-        array = (array * 255).astype(np.int64).astype(np.uint8)  # whole numbers first: beyond 255 they wrap
+        array = (array * 255).astype(np.int64).astype(np.uint8)  # to integers first: values beyond 255 wrap
     default = _GRAY.get(array.dtype) if channels == 1 else _MODES[channels][0] if array.dtype == np.uint8 else None
     allowed = (default,) if channels == 1 else _MODES[channels]
     if mode is not None and mode not in allowed:
@@ -194,12 +195,13 @@ def to_pil_image(pic, mode=None):
 
 
 def _bound(dtype):
-    """The largest value of a channel of this type."""
+    """The largest value of a channel of this dtype."""
     return 1.0 if dtype.is_floating_point else _arrays.bound_of(pydist.empty(0, dtype=dtype).numpy().dtype)
 
 
 def convert_image_dtype(image, dtype=pydist.float32):
-    """A tensor's values in another type, its range scaled to the other's: [0, 1] for floating point, else [0, largest].
+    """A tensor's values in another dtype. Its range is scaled to the other one: [0, 1] for floating dtypes, otherwise
+    [0, largest].
 
     Raises RuntimeError from float32 to int32 or int64 and from float64 to int64, which cannot hold every value.
 
@@ -226,9 +228,9 @@ def convert_image_dtype(image, dtype=pydist.float32):
 
 
 def normalize(tensor, mean, std, inplace=False):
-    """(tensor - mean) / std, channel by channel, for floating point [..., C, H, W].
+    """(tensor - mean) / std for each channel of a floating tensor [..., C, H, W].
 
-    Raises TypeError for another kind or type, ValueError for fewer dims and for a std of 0.
+    Raises TypeError for another object or dtype, ValueError for fewer dims and for a std of 0.
     """
     if not isinstance(tensor, pydist.Tensor):
         raise TypeError(f"img should be Tensor Image. Got {type(tensor)}")
@@ -251,7 +253,7 @@ def normalize(tensor, mean, std, inplace=False):
 
 
 def _compute_resized_output_size(image_size, size, max_size=None):
-    """[height, width] after resize of an image of (height, width)."""
+    """[height, width] of an image of (height, width) after resize."""
     if size is not None and len(size) == 2:
         return list(size)
     height, width = image_size
@@ -272,10 +274,10 @@ def _compute_resized_output_size(image_size, size, max_size=None):
 
 
 def resize(img, size, interpolation=InterpolationMode.BILINEAR, max_size=None, antialias=True):
-    """The image in another size: (height, width), or one number for its shorter edge, the ratio kept.
+    """Resizes the image to (height, width), or its shorter edge to one number with the same ratio of edges.
 
-    max_size: the longer edge's limit, with one number or None as `size`. antialias: for tensors, bilinear and bicubic;
-    Pillow's are always smoothed. Raises ValueError for other sizes.
+    max_size: limit of the longer edge, if `size` is one number or None. antialias: for tensors with bilinear and
+    bicubic; Pillow always smooths. Raises ValueError for other sizes.
     """
     mode = interpolation_of(interpolation)
     if isinstance(size, (list, tuple)):
@@ -295,7 +297,7 @@ def resize(img, size, interpolation=InterpolationMode.BILINEAR, max_size=None, a
     _, height, width = get_dimensions(img)
     new = _compute_resized_output_size((height, width), size, max_size)
     if min(new) < 1 or min(height, width) < 1:
-        raise ValueError(f"resize: {(height, width)} to {tuple(new)} (expected sizes of at least 1)")
+        raise ValueError(f"resize: from {(height, width)} to {tuple(new)} (expected sizes of at least 1)")
     if [height, width] == new:
         return img
     if not _is_tensor(img):
@@ -304,7 +306,7 @@ def resize(img, size, interpolation=InterpolationMode.BILINEAR, max_size=None, a
 
 
 def _sides(padding):
-    """(left, top, right, bottom) of a number, (all,), (left and right, top and bottom) or all four."""
+    """(left, top, right, bottom) from a number, (all,), (left and right, top and bottom) or all four."""
     if isinstance(padding, numbers.Number):
         return (int(padding),) * 4
     if not isinstance(padding, (tuple, list)):
@@ -315,7 +317,7 @@ def _sides(padding):
 
 
 def _pil_fill(fill, img):
-    """`fill` as Pillow wants it: a number or a tuple with one for each band."""
+    """`fill` as Pillow takes it: a number, or a tuple with one number for each band."""
     bands = len(img.getbands())
     if fill is None:
         fill = 0
@@ -352,9 +354,9 @@ def _pil_pad(img, sides, fill, padding_mode):
 
 
 def pad(img, padding, fill=0, padding_mode="constant"):
-    """The image with borders: padding is one number, (left and right, top and bottom) or (left, top, right, bottom);
-    negative ones crop. padding_mode: "constant" (`fill`), "edge", "reflect" (without the edge itself) or "symmetric"
-    (with it)."""
+    """Adds borders to the image. padding is one number, (left and right, top and bottom) or (left, top, right, bottom);
+    negative numbers crop. padding_mode: "constant" (`fill`), "edge", "reflect" (without the edge itself) or "symmetric"
+    (with the edge)."""
     if padding_mode not in ("constant", "edge", "reflect", "symmetric"):
         raise ValueError("Padding mode should be either constant, edge, reflect or symmetric")
     sides = _sides(padding)
@@ -364,20 +366,20 @@ def pad(img, padding, fill=0, padding_mode="constant"):
         if not isinstance(fill, (tuple, list)):
             raise TypeError("Got inappropriate fill arg")
         if len(fill) != 1:
-            raise ValueError(f"fill: {len(fill)} numbers (expected one for a tensor)")
+            raise ValueError(f"fill: {len(fill)} numbers (expected one number for a tensor)")
         fill = fill[0]
     return _with_arrays(img, _arrays.pad, *sides, 0 if fill is None else fill, padding_mode)
 
 
 def crop(img, top, left, height, width):
-    """The part of `height` x `width` from (top, left); outside the image 0."""
+    """The part of `height` x `width` that starts at (top, left). Pixels outside the image are 0."""
     if not _is_tensor(img):
         return img.crop((left, top, left + width, top + height))
     return _with_arrays(img, _arrays.crop, top, left, height, width)
 
 
 def size_pair(size, message="Please provide only two dimensions (h, w) for size."):
-    """(height, width) of one number or a sequence of one or two; ValueError with `message` for more."""
+    """(height, width) from one number or a sequence of one or two. Raises ValueError with `message` for more."""
     if isinstance(size, numbers.Number):
         return int(size), int(size)
     if not isinstance(size, Sequence):
@@ -388,7 +390,7 @@ def size_pair(size, message="Please provide only two dimensions (h, w) for size.
 
 
 def center_crop(img, output_size):
-    """The middle of `output_size` (one number or (height, width)); a smaller image gets borders of 0."""
+    """The centre with `output_size` (one number or (height, width)). A smaller image gets borders of 0."""
     new_height, new_width = size_pair(output_size)
     _, height, width = get_dimensions(img)
     across, down = max(new_width - width, 0), max(new_height - height, 0)
@@ -407,22 +409,22 @@ def resized_crop(img, top, left, height, width, size, interpolation=Interpolatio
 
 
 def hflip(img):
-    """The mirror image, left for right."""
+    """The image mirrored horizontally."""
     if not _is_tensor(img):
         return img.transpose(0)  # FLIP_LEFT_RIGHT
     return _with_arrays(img, lambda array: array[..., ::-1])
 
 
 def vflip(img):
-    """The image upside down."""
+    """The image mirrored vertically."""
     if not _is_tensor(img):
         return img.transpose(1)  # FLIP_TOP_BOTTOM
     return _with_arrays(img, lambda array: array[..., ::-1, :])
 
 
 def five_crop(img, size):
-    """The four corners (top left, top right, bottom left, bottom right) and the middle, of `size` each. ValueError
-    where the image is smaller."""
+    """The four corners (top left, top right, bottom left, bottom right) and the centre, each with `size`. Raises
+    ValueError if the image is smaller."""
     new_height, new_width = size_pair(size)
     _, height, width = get_dimensions(img)
     if new_width > width or new_height > height:
@@ -432,14 +434,15 @@ def five_crop(img, size):
 
 
 def ten_crop(img, size, vertical_flip=False):
-    """five_crop of the image and of its mirror image (upside down if vertical_flip)."""
+    """five_crop of the image and of its mirror image (vertically mirrored if vertical_flip)."""
     return five_crop(img, size) + five_crop(vflip(img) if vertical_flip else hflip(img), size)
 
 
 def _get_inverse_affine_matrix(center, angle, translate, scale, shear, inverted=True):
-    """[a, b, c, d, e, f] of C R(angle) Shear(shear) Scale(scale) C^-1 T(translate), or its inverse; angles in degrees.
+    """[a, b, c, d, e, f] of C R(angle) Shear(shear) Scale(scale) C^-1 T(translate), or of its inverse. Angles are in
+    degrees.
 
-    C moves the origin to `center`. inverted: the matrix from an output place to the input's.
+    C moves the origin to `center`. inverted: the matrix from an output position to the input position.
     """
     turn, shear_x, shear_y = (math.radians(value) for value in (angle, *shear))
     a = math.cos(turn - shear_y) / math.cos(shear_y)
@@ -458,7 +461,7 @@ def _get_inverse_affine_matrix(center, angle, translate, scale, shear, inverted=
 
 
 def _from_middle(center, img):
-    """`center` (x, y), or the middle, relative to the middle."""
+    """`center` (x, y), or the image's centre, relative to the image's centre."""
     if center is None:
         return [0.0, 0.0]
     if len(center) != 2:
@@ -467,9 +470,9 @@ def _from_middle(center, img):
 
 
 def rotate(img, angle, interpolation=InterpolationMode.NEAREST, expand=False, center=None, fill=None):
-    """The image turned counter-clockwise by `angle` degrees about `center` (x, y) (default: the middle).
+    """The image rotated counter-clockwise by `angle` degrees about `center` (x, y) (default: the image's centre).
 
-    expand: the output holds the whole turned image. fill: the colour outside (default 0).
+    expand: the output holds the whole rotated image. fill: the colour outside (default 0).
     """
     mode = interpolation_of(interpolation)
     if not isinstance(angle, numbers.Number):
@@ -481,8 +484,9 @@ def rotate(img, angle, interpolation=InterpolationMode.NEAREST, expand=False, ce
 
 
 def affine(img, angle, translate, scale, shear, interpolation=InterpolationMode.NEAREST, fill=None, center=None):
-    """The image turned clockwise by `angle` degrees, moved by `translate` (x, y) pixels, scaled, and sheared by `shear`
-    degrees (x, or x and y), about `center` (default: the middle). fill: the colour outside (default 0)."""
+    """The image rotated clockwise by `angle` degrees, moved by `translate` (x, y) pixels, scaled, and sheared by
+    `shear` degrees (x, or x and y), about `center` (default: the image's centre). fill: the colour outside (default 0).
+    """
     mode = interpolation_of(interpolation)
     if not isinstance(angle, numbers.Number):
         raise TypeError("Argument angle should be int or float")
@@ -510,8 +514,8 @@ def affine(img, angle, translate, scale, shear, interpolation=InterpolationMode.
 
 
 def _get_perspective_coeffs(startpoints, endpoints):
-    """The eight numbers a ... h with which the place (x, y) comes from ((a x + b y + c) / (g x + h y + 1), (d x + e y +
-    f) / ...)."""
+    """The numbers a ... h such that output position (x, y) is taken from ((a x + b y + c) / (g x + h y + 1), (d x + e y
+    + f) / ...)."""
     if len(startpoints) != 4 or len(endpoints) != 4:
         raise ValueError(
             f"Please provide exactly four corners, got {len(startpoints)} startpoints and {len(endpoints)} endpoints."
@@ -525,8 +529,8 @@ def _get_perspective_coeffs(startpoints, endpoints):
 
 
 def perspective(img, startpoints, endpoints, interpolation=InterpolationMode.BILINEAR, fill=None):
-    """The image seen so that the four corners `startpoints` (top left, top right, bottom right, bottom left, each (x,
-    y)) come to `endpoints`. fill: the colour outside (default 0)."""
+    """The image in a perspective that moves the four corners `startpoints` (top left, top right, bottom right, bottom
+    left, each (x, y)) to `endpoints`. fill: the colour outside (default 0)."""
     mode = interpolation_of(interpolation)
     coefficients = _get_perspective_coeffs(startpoints, endpoints)
     if _is_tensor(img):
@@ -548,7 +552,7 @@ def _at_least_0(name, factor):
 
 
 def adjust_brightness(img, brightness_factor):
-    """factor * image: 0 is black, 1 the image itself."""
+    """factor * image. 0 gives black, 1 the image itself."""
     _at_least_0("brightness_factor", brightness_factor)
     if not _is_tensor(img):
         return _enhanced(img, "Brightness", brightness_factor)
@@ -557,7 +561,7 @@ def adjust_brightness(img, brightness_factor):
 
 
 def adjust_contrast(img, contrast_factor):
-    """factor * image + (1 - factor) * its mean gray: 0 is flat gray, 1 the image itself."""
+    """factor * image + (1 - factor) * its mean gray. 0 gives flat gray, 1 the image itself."""
     _at_least_0("contrast_factor", contrast_factor)
     if not _is_tensor(img):
         return _enhanced(img, "Contrast", contrast_factor)
@@ -566,7 +570,7 @@ def adjust_contrast(img, contrast_factor):
 
 
 def adjust_saturation(img, saturation_factor):
-    """factor * image + (1 - factor) * its gray image: 0 is gray, 1 the image itself."""
+    """factor * image + (1 - factor) * its gray image. 0 gives gray, 1 the image itself."""
     _at_least_0("saturation_factor", saturation_factor)
     if not _is_tensor(img):
         return _enhanced(img, "Color", saturation_factor)
@@ -585,7 +589,7 @@ def _pil_hue(img, factor):
 
 
 def adjust_hue(img, hue_factor):
-    """The image with all hues turned by hue_factor, between -0.5 and 0.5, of a whole turn; gray images stay."""
+    """Rotates all hues by hue_factor of a full turn, between -0.5 and 0.5. Gray images stay as they are."""
     if not -0.5 <= hue_factor <= 0.5:
         raise ValueError(f"hue_factor ({hue_factor}) is not in [-0.5, 0.5].")
     if not _is_tensor(img):
@@ -597,7 +601,7 @@ def adjust_hue(img, hue_factor):
 
 
 def adjust_gamma(img, gamma, gain=1):
-    """255 * gain * (image / 255) ^ gamma: below 1 the dark parts become lighter."""
+    """255 * gain * (image / 255) ^ gamma. A gamma below 1 makes dark parts lighter."""
     _at_least_0("gamma", gamma)
     if not _is_tensor(img):
         mode = img.mode
@@ -608,7 +612,7 @@ def adjust_gamma(img, gamma, gain=1):
 
 
 def rgb_to_grayscale(img, num_output_channels=1):
-    """The luma 0.2989 R + 0.587 G + 0.114 B, once or (num_output_channels=3) three times."""
+    """The luma 0.2989 R + 0.587 G + 0.114 B, once, or three times with num_output_channels=3."""
     if num_output_channels not in (1, 3):
         raise ValueError("num_output_channels should be either 1 or 3")
     if not _is_tensor(img):
@@ -633,14 +637,14 @@ def to_grayscale(img, num_output_channels=1):
 
 
 def invert(img):
-    """The negative: largest value - image."""
+    """The negative: the largest value minus the image."""
     if not _is_tensor(img):
         return pillow("ImageOps").invert(img)
     return _with_arrays(img, lambda array: (_arrays.bound_of(array.dtype) - array).astype(array.dtype))
 
 
 def posterize(img, bits):
-    """uint8 with only the first `bits` (0 to 8) of each value kept."""
+    """Keeps only the first `bits` (0 to 8) of each uint8 value."""
     if not 0 <= bits <= 8:
         raise ValueError(f"The number if bits should be between 0 and 8. Got {bits}")
     if not _is_tensor(img):
@@ -651,7 +655,7 @@ def posterize(img, bits):
 
 
 def solarize(img, threshold):
-    """The values of at least `threshold` inverted."""
+    """Inverts values of at least `threshold`."""
     if not _is_tensor(img):
         return pillow("ImageOps").solarize(img, threshold)
     bound = _bound(img.dtype)
@@ -661,7 +665,8 @@ def solarize(img, threshold):
 
 
 def adjust_sharpness(img, sharpness_factor):
-    """factor * image + (1 - factor) * the image smoothed: 0 is blurred, 1 the image itself, 2 sharper."""
+    """factor * image + (1 - factor) * the smoothed image. 0 gives a blurred image, 1 the image itself, 2 a sharper
+    one."""
     _at_least_0("sharpness_factor", sharpness_factor)
     if not _is_tensor(img):
         return _enhanced(img, "Sharpness", sharpness_factor)
@@ -670,7 +675,7 @@ def adjust_sharpness(img, sharpness_factor):
 
 
 def autocontrast(img):
-    """Each channel's values stretched to the whole range."""
+    """Stretches each channel's values to the whole range."""
     if not _is_tensor(img):
         return pillow("ImageOps").autocontrast(img)
     _colours(img)
@@ -678,7 +683,7 @@ def autocontrast(img):
 
 
 def equalize(img):
-    """Each channel of uint8 with a flat histogram."""
+    """Gives each uint8 channel a flat histogram."""
     if not _is_tensor(img):
         return pillow("ImageOps").equalize(img)
     if img.dtype != pydist.uint8:
@@ -710,8 +715,8 @@ def _pair(value, name):
 
 
 def gaussian_blur(img, kernel_size, sigma=None):
-    """Convolution with a Gaussian of kernel_size (odd; one number or x and y) and deviation sigma (default
-    0.15 * kernel_size + 0.35), the edges mirrored."""
+    """Convolution with a Gaussian with kernel_size (odd; one number or x and y) and standard deviation sigma (default:
+    0.15 * kernel_size + 0.35). The edges are mirrored."""
     sizes = _pair(kernel_size, "kernel_size")
     if any(size % 2 == 0 or size < 0 for size in sizes):
         raise ValueError(f"kernel_size should have odd and positive integers. Got {sizes}")

@@ -1,4 +1,4 @@
-"""Transforms as objects. What they draw comes from pydist's generator, so that `pydist.manual_seed` governs it."""
+"""Transforms as objects. They draw from pydist's generator, so `pydist.manual_seed` seeds them."""
 
 import math
 import numbers
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 
-# Draws.
+# Random draws.
 
 
 def _uniform(low=0.0, high=1.0):
@@ -56,7 +56,7 @@ def _uniform(low=0.0, high=1.0):
 
 
 def _below(high, low=0):
-    """A whole number in [low, high)."""
+    """An integer in [low, high)."""
     return pydist.randint(low, high, ()).item()
 
 
@@ -73,7 +73,8 @@ def _repr(transform, *names):
 
 
 class ToTensor:
-    """A Pillow image or array [H, W, C] as a tensor [C, H, W], uint8 as float32 in [0, 1]; see functional.to_tensor."""
+    """A Pillow image or array [H, W, C] as a tensor [C, H, W]; uint8 becomes float32 in [0, 1]. See
+    functional.to_tensor."""
 
     def __call__(self, pic):
         return F.to_tensor(pic)
@@ -93,7 +94,7 @@ class PILToTensor:
 
 
 class ToPILImage:
-    """A tensor [C, H, W] or array [H, W, C] as a Pillow image; see functional.to_pil_image."""
+    """A tensor [C, H, W] or array [H, W, C] as a Pillow image. See functional.to_pil_image."""
 
     def __init__(self, mode=None):
         self.mode = mode
@@ -106,7 +107,7 @@ class ToPILImage:
 
 
 class ConvertImageDtype(nn.Module):
-    """A tensor in another type, its range scaled; see functional.convert_image_dtype."""
+    """A tensor in another dtype, with its range scaled. See functional.convert_image_dtype."""
 
     def __init__(self, dtype):
         super().__init__()
@@ -120,7 +121,7 @@ class ConvertImageDtype(nn.Module):
 
 
 class Normalize(nn.Module):
-    """(tensor - mean) / std, channel by channel, for floating point [..., C, H, W].
+    """(tensor - mean) / std for each channel of a floating tensor [..., C, H, W].
 
     >>> Normalize(mean=[0.5], std=[0.25])(pydist.ones(1, 1, 2)).tolist()
     [[[2.0, 2.0]]]
@@ -140,7 +141,7 @@ class Normalize(nn.Module):
 
 
 class LinearTransformation(nn.Module):
-    """(the flattened tensor - mean_vector) @ transformation_matrix, in the tensor's shape: for whitening.
+    """(the flattened tensor - mean_vector) @ transformation_matrix, with the tensor's shape. For whitening.
 
     transformation_matrix [D, D], mean_vector [D], D = C * H * W. Raises ValueError for other shapes.
     """
@@ -177,7 +178,7 @@ class LinearTransformation(nn.Module):
 
 
 class Compose:
-    """One transform after the other."""
+    """Applies one transform after the other."""
 
     def __init__(self, transforms):
         self.transforms = transforms
@@ -192,7 +193,7 @@ class Compose:
 
 
 class Lambda:
-    """A function as a transform. Raises TypeError for what cannot be called."""
+    """A function as a transform. Raises TypeError for an object that is not callable."""
 
     def __init__(self, lambd):
         if not callable(lambd):
@@ -216,7 +217,7 @@ class _RandomTransforms:
 
 
 class RandomApply(nn.Module):
-    """All of `transforms`, one after the other, with probability p."""
+    """Applies all `transforms`, one after the other, with probability p."""
 
     def __init__(self, transforms, p=0.5):
         super().__init__()
@@ -241,7 +242,7 @@ class RandomApply(nn.Module):
 
 
 class RandomOrder(_RandomTransforms):
-    """All of `transforms`, in an order that is drawn each time."""
+    """Applies all `transforms` in an order that is drawn each time."""
 
     def __call__(self, img):
         for i in pydist.randperm(len(self.transforms)).tolist():
@@ -250,7 +251,7 @@ class RandomOrder(_RandomTransforms):
 
 
 class RandomChoice(_RandomTransforms):
-    """One of `transforms`, drawn with the weights p (default: equal ones)."""
+    """Applies one of `transforms`, drawn with the weights p (default: equal weights)."""
 
     def __init__(self, transforms, p=None):
         super().__init__(transforms)
@@ -277,7 +278,7 @@ class RandomChoice(_RandomTransforms):
 
 
 class Resize(nn.Module):
-    """The image in the size (height, width), or with a shorter edge of `size`; see functional.resize."""
+    """Resizes the image to (height, width), or its shorter edge to `size`. See functional.resize."""
 
     def __init__(self, size, interpolation=InterpolationMode.BILINEAR, max_size=None, antialias=True):
         super().__init__()
@@ -296,7 +297,7 @@ class Resize(nn.Module):
 
 
 class CenterCrop(nn.Module):
-    """The middle of `size`, with borders of 0 where the image is smaller."""
+    """The centre with `size`. A smaller image gets borders of 0."""
 
     def __init__(self, size):
         super().__init__()
@@ -310,7 +311,7 @@ class CenterCrop(nn.Module):
 
 
 class Pad(nn.Module):
-    """Borders around the image; see functional.pad."""
+    """Adds borders to the image. See functional.pad."""
 
     def __init__(self, padding, fill=0, padding_mode="constant"):
         super().__init__()
@@ -336,7 +337,7 @@ class Pad(nn.Module):
 
 
 class RandomCrop(nn.Module):
-    """A part of `size` at a random place of the image, after `padding` (see functional.pad).
+    """A part with `size` at a random position of the image, after `padding` (see functional.pad).
 
     pad_if_needed: a smaller image is padded on both sides first; otherwise it raises ValueError.
     """
@@ -377,7 +378,8 @@ class RandomCrop(nn.Module):
 
 
 class RandomResizedCrop(nn.Module):
-    """A part of random area (`scale` of the image's) and ratio of width to height (`ratio`), in the size `size`."""
+    """A part of random area (a share of the image's area in `scale`) and ratio of width to height (in `ratio`), resized
+    to `size`."""
 
     def __init__(
         self,
@@ -402,7 +404,7 @@ class RandomResizedCrop(nn.Module):
 
     @staticmethod
     def get_params(img, scale, ratio):
-        """(top, left, height, width) of a random part; after ten parts that do not fit, the middle."""
+        """(top, left, height, width) of a random part. After ten parts that do not fit, the centre."""
         _, height, width = F.get_dimensions(img)
         logs = [math.log(value) for value in ratio]
         for _ in range(10):
@@ -431,7 +433,7 @@ class RandomResizedCrop(nn.Module):
 
 
 class FiveCrop(nn.Module):
-    """A tuple of the corners and the middle; see functional.five_crop."""
+    """A tuple of the corners and the centre. See functional.five_crop."""
 
     def __init__(self, size):
         super().__init__()
@@ -445,7 +447,7 @@ class FiveCrop(nn.Module):
 
 
 class TenCrop(nn.Module):
-    """FiveCrop of the image and of its mirror image (upside down if vertical_flip)."""
+    """FiveCrop of the image and of its mirror image (vertically mirrored if vertical_flip)."""
 
     def __init__(self, size, vertical_flip=False):
         super().__init__()
@@ -460,7 +462,7 @@ class TenCrop(nn.Module):
 
 
 def _angles(value, name, lengths=(2,)):
-    """[low, high, ...] of one number (-value, value) or a sequence."""
+    """[low, high, ...] from one number (-value, value) or a sequence."""
     if isinstance(value, numbers.Number):
         if value < 0:
             raise ValueError(f"If {name} is a single number, it must be positive.")
@@ -478,7 +480,7 @@ def _sequence(value, name, lengths):
 
 
 class _Turned(nn.Module):
-    """What rotations and affine maps share: angles, interpolation, fill, centre."""
+    """The common part of rotations and affine maps: angles, interpolation, fill, centre."""
 
     def __init__(self, degrees, interpolation, fill, center):
         super().__init__()
@@ -493,7 +495,7 @@ class _Turned(nn.Module):
 
 
 class RandomRotation(_Turned):
-    """The image turned by an angle from `degrees` (low, high), or (-degrees, degrees); see functional.rotate."""
+    """Rotates the image by an angle from `degrees` (low, high), or (-degrees, degrees). See functional.rotate."""
 
     def __init__(self, degrees, interpolation=InterpolationMode.NEAREST, expand=False, center=None, fill=0):
         super().__init__(degrees, interpolation, fill, center)
@@ -501,7 +503,7 @@ class RandomRotation(_Turned):
 
     @staticmethod
     def get_params(degrees):
-        """An angle."""
+        """A random angle."""
         return _uniform(*degrees)
 
     def forward(self, img):
@@ -512,16 +514,16 @@ class RandomRotation(_Turned):
 
 
 def _given(transform, *names):
-    """Those of the attributes that are not None."""
+    """The attributes that are not None."""
     return [name for name in names if getattr(transform, name) is not None]
 
 
 class RandomAffine(_Turned):
-    """The image turned, moved by up to `translate` (parts of width and height), scaled and sheared at random, about
+    """Rotates, moves (by up to `translate`, shares of width and height), scales and shears the image at random, about
     `center`.
 
     degrees: an angle, or (low, high). scale: (low, high). shear: degrees along x, (low, high) along x, or four numbers
-    with y's. See functional.affine.
+    that include y's. See functional.affine.
     """
 
     def __init__(
@@ -570,11 +572,11 @@ class RandomAffine(_Turned):
         return _repr(self, "degrees", *names, *_given(self, "center"))
 
 
-# What is done with a probability.
+# Transforms that are applied with a probability.
 
 
 class _Sometimes(nn.Module):
-    """`_change(img)` with probability p, else the image."""
+    """`_change(img)` with probability p, otherwise the image."""
 
     def __init__(self, p):
         super().__init__()
@@ -588,7 +590,7 @@ class _Sometimes(nn.Module):
 
 
 class RandomHorizontalFlip(_Sometimes):
-    """The mirror image with probability p."""
+    """Mirrors the image horizontally with probability p."""
 
     def __init__(self, p=0.5):
         super().__init__(p)
@@ -597,7 +599,7 @@ class RandomHorizontalFlip(_Sometimes):
 
 
 class RandomVerticalFlip(_Sometimes):
-    """The image upside down with probability p."""
+    """Mirrors the image vertically with probability p."""
 
     def __init__(self, p=0.5):
         super().__init__(p)
@@ -606,7 +608,7 @@ class RandomVerticalFlip(_Sometimes):
 
 
 class RandomInvert(_Sometimes):
-    """The negative with probability p."""
+    """The negative of the image with probability p."""
 
     def __init__(self, p=0.5):
         super().__init__(p)
@@ -633,7 +635,7 @@ class RandomEqualize(_Sometimes):
 
 
 class _SometimesBy(_Sometimes):
-    """A function of the image and one option, whose name is the first parameter of the subclass."""
+    """A function of the image and one option. The option's name is the first parameter of the subclass."""
 
     def __init__(self, name, value, p):
         super().__init__(p)
@@ -675,7 +677,7 @@ class RandomAdjustSharpness(_SometimesBy):
 
 
 class RandomGrayscale(_Sometimes):
-    """The gray image, in as many channels as before, with probability p."""
+    """The gray image, with as many channels as before, with probability p."""
 
     def __init__(self, p=0.1):
         super().__init__(p)
@@ -685,8 +687,7 @@ class RandomGrayscale(_Sometimes):
 
 
 class RandomPerspective(_Sometimes):
-    """The image with its corners moved inwards by up to distortion_scale / 2 of width and height, with probability
-    p."""
+    """Moves the image's corners inwards by up to distortion_scale / 2 of width and height, with probability p."""
 
     def __init__(self, distortion_scale=0.5, p=0.5, interpolation=InterpolationMode.BILINEAR, fill=0):
         super().__init__(p)
@@ -698,7 +699,7 @@ class RandomPerspective(_Sometimes):
 
     @staticmethod
     def get_params(width, height, distortion_scale):
-        """(the four corners, where they come to), from the top left clockwise, each [x, y]."""
+        """(the four corners, the points to which they move), clockwise from the top left, each [x, y]."""
         dx, dy = (int(distortion_scale * (size // 2)) for size in (width, height))
         start = [[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]]
         end = []
@@ -714,8 +715,8 @@ class RandomPerspective(_Sometimes):
 
 
 class RandomErasing(_Sometimes):
-    """A rectangle of a tensor of random area (`scale` of the image's), ratio of height to width and place set to
-    `value`, with probability p.
+    """Sets a rectangle of a tensor to `value`, with probability p. Its area (a share of the image's area in `scale`),
+    ratio of height to width (in `ratio`) and position are random.
 
     value: one number, one for each channel, or "random" (normal noise). Raises ValueError for another count.
     """
@@ -743,7 +744,7 @@ class RandomErasing(_Sometimes):
 
     @staticmethod
     def get_params(img, scale, ratio, value=None):
-        """(top, left, height, width, values) of a random rectangle; after ten that do not fit, the image itself."""
+        """(top, left, height, width, values) of a random rectangle. After ten that do not fit, the image itself."""
         channels, height, width = img.shape[-3:]
         logs = [math.log(bound) for bound in ratio]
         for _ in range(10):
@@ -775,9 +776,9 @@ class RandomErasing(_Sometimes):
 
 
 class ColorJitter(nn.Module):
-    """Brightness, contrast, saturation and hue changed at random, in a random order.
+    """Changes brightness, contrast, saturation and hue at random, in a random order.
 
-    Each is None or 0 (as it is), a number x for a factor from [max(0, 1 - x), 1 + x] (hue: [-x, x], x at most 0.5), or
+    Each is None or 0 (no change), a number x for a factor from [max(0, 1 - x), 1 + x] (hue: [-x, x], x at most 0.5), or
     the range (low, high).
     """
 
@@ -790,7 +791,7 @@ class ColorJitter(nn.Module):
 
     @staticmethod
     def _range(name, value, middle=1, bound=(0, float("inf")), cut=True):
-        """The range of a factor, None where it would change nothing."""
+        """The range of a factor; None if it would change nothing."""
         if value is None:
             return None
         if isinstance(value, numbers.Number):
@@ -805,7 +806,7 @@ class ColorJitter(nn.Module):
 
     @staticmethod
     def get_params(brightness, contrast, saturation, hue):
-        """(the order of the four as a tensor, the four factors, None for what stays)."""
+        """(the order of the four as a tensor, the four factors; None for no change)."""
         order = pydist.randperm(4)
         return (
             order,
@@ -839,8 +840,8 @@ class Grayscale(nn.Module):
 
 
 class GaussianBlur(nn.Module):
-    """Convolution with a Gaussian of kernel_size (odd; one number or x and y) and a deviation from `sigma` (low,
-    high)."""
+    """Convolution with a Gaussian with kernel_size (odd; one number or x and y) and a standard deviation from `sigma`
+    (low, high)."""
 
     def __init__(self, kernel_size, sigma=(0.1, 2.0)):
         super().__init__()
@@ -859,7 +860,7 @@ class GaussianBlur(nn.Module):
 
     @staticmethod
     def get_params(sigma_min, sigma_max):
-        """A deviation."""
+        """A random standard deviation."""
         return _uniform(sigma_min, sigma_max)
 
     def forward(self, img):

@@ -1,5 +1,5 @@
-"""The names of torchvision.transforms.v2 for one image, with the first version's meanings; boxes and masks are not
-there."""
+"""The names of torchvision.transforms.v2 for single images, with the first version's meanings. Boxes and masks are not
+supported."""
 
 import pydist
 from pydist import nn
@@ -12,7 +12,7 @@ __all__ = [*transforms.__all__, "Identity", "InterpolationMode", "ToDtype", "ToI
 
 
 class ToImage(nn.Module):
-    """A Pillow image or an array [H, W, C] as a tensor [C, H, W] with the same values; a tensor stays."""
+    """A Pillow image or an array [H, W, C] as a tensor [C, H, W] with the same values. A tensor stays as it is."""
 
     def forward(self, inpt):
         if isinstance(inpt, pydist.Tensor):
@@ -21,7 +21,8 @@ class ToImage(nn.Module):
 
 
 class ToDtype(nn.Module):
-    """A tensor in another type; scale: its range scaled too, as convert_image_dtype does. Other things stay."""
+    """A tensor in another dtype. scale: its range is scaled as well, as in convert_image_dtype. Other objects stay as
+    they are."""
 
     def __init__(self, dtype, scale=False):
         super().__init__()
@@ -35,14 +36,14 @@ class ToDtype(nn.Module):
 
 
 class ToPureTensor(nn.Module):
-    """The input: tensors here are always plain ones."""
+    """Returns the input: tensors here are always plain ones."""
 
     def forward(self, inpt):
         return inpt
 
 
 class Identity(nn.Module):
-    """The input."""
+    """Returns the input."""
 
     def forward(self, inpt):
         return inpt
