@@ -1,19 +1,21 @@
-"""Loss scaling whose numbers stay on the GPU: the host queues a step without waiting for what its gradients were.
+"""Loss scaling whose numbers stay on the GPU: the host queues a step without waiting for its gradients.
 
-Whether a step was left out is read one step later, by a stream of its own, when the answer has long been there: the host
-counts steps, and takes the one back that was none before the next is made."""
+Whether a step was skipped is read one step later, on another stream, when the answer has long been there. The host
+counts steps, and takes the count of a skipped step back before the next one.
+"""
 
 from pydist import _C, cuda
 from pydist.optim._fused import FusedOptimizer
 
 
 def belongs(grads):
-    """Whether the gradients are a GPU's, and all of one."""
+    """Whether all gradients are on one GPU."""
     return bool(grads) and grads[0].is_cuda and len({g.device for g in grads}) == 1
 
 
 def unscale(grads, scale):
-    """Divides them by the scale, a number or a tensor; a tensor, 1.0 where one was not finite, else 0.0."""
+    """Divides the gradients by the scale, a number or a tensor. Returns a tensor: 1.0 if one of them was not finite,
+    otherwise 0.0."""
     device = grads[0].device
     found = _C.zeros(1, device=device)
     by = 1.0 / scale if isinstance(scale, _C.Tensor) else _C.full((1,), 1.0 / scale, device=device)
@@ -22,7 +24,8 @@ def unscale(grads, scale):
 
 
 def update(scale, tracker, found, growth, backoff, interval):
-    """Moves both after a step that found `found`; tensors of one element, which stay where they are: graphs read them there."""
+    """Updates scale and growth tracker after a step that found `found`. Both are tensors of one element and are written
+    in place, because graphs read them there."""
     broken, counted = found > 0, tracker + 1
     grows = (counted >= interval) & (scale * growth < 2.0**128) & ~broken
     scale.copy_(_C.where(broken, scale * backoff, _C.where(grows, scale * growth, scale)))
@@ -30,20 +33,21 @@ def update(scale, tracker, found, growth, backoff, interval):
 
 
 def can_skip(optimizer):
-    """Whether the optimizer's step can be left out on the GPU: one fused call, whose count of steps can be taken back."""
+    """Whether the GPU can skip the optimizer's step: the step is one fused call, and its count of steps can be taken
+    back."""
     return isinstance(optimizer, FusedOptimizer) and all(
         optimizer._counts_there(group) or not optimizer._scalars for group in optimizer.param_groups
     )
 
 
 class Steps:
-    """Steps of which the host does not know yet whether they were made."""
+    """Steps of which the host does not know yet whether they were skipped."""
 
     def __init__(self):
         self._open, self._side = [], None
 
     def make(self, optimizer, found, args, kwargs):
-        """optimizer.step, of which nothing is done where `found` is not 0."""
+        """Calls optimizer.step, which changes nothing if `found` is not 0."""
         self.settle()
         optimizer.found_inf = found
         try:
@@ -56,7 +60,7 @@ class Steps:
         return result
 
     def settle(self):
-        """Takes the counts of steps back that were none."""
+        """Takes back the counts of skipped steps."""
         while self._open:
             optimizer, found, event = self._open.pop()
             if self._side is None or self._side.device != found.device:

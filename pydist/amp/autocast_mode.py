@@ -1,4 +1,4 @@
-"""Autocast: matrix products and convolutions in bfloat16 or float16, what needs range in float32."""
+"""Autocast: matrix products and convolutions run in bfloat16 or float16, ops that need range in float32."""
 
 import threading
 import warnings
@@ -12,20 +12,20 @@ _LOW = (_C.bfloat16, _C.float16)
 
 
 class _State(threading.local):
-    """Of one thread: by device type whether autocast is on, and its dtype."""
+    """One thread's state: for each device type whether autocast is on, and its dtype."""
 
     def __init__(self):
         self.enabled = dict.fromkeys(_DEFAULTS, False)
         self.dtype = dict(_DEFAULTS)
         self.cache = True
-        self.depth = 0  # regions entered and not left
+        self.depth = 0  # number of regions that were entered and not left yet
 
 
 _state = _State()
 
 
 def _apply():
-    """Tells the engine, which knows one kind of device at a time: CUDA's, where both are on."""
+    """Passes the state to the engine, which has autocast for one device type at a time: CUDA's if both are on."""
     for kind in ("cuda", "cpu"):
         if _state.enabled[kind]:
             _C.set_autocast(_state.dtype[kind], kind == "cuda", _state.cache)
@@ -52,7 +52,7 @@ def is_autocast_enabled(device_type="cuda"):
 
 
 def set_autocast_enabled(device_type, enabled=None):
-    """`set_autocast_enabled(device_type, enabled)`, or of old `set_autocast_enabled(enabled)` for CUDA."""
+    """`set_autocast_enabled(device_type, enabled)`, or the older `set_autocast_enabled(enabled)` for CUDA."""
     if enabled is None:
         device_type, enabled = "cuda", device_type
     _state.enabled[_known("set_autocast_enabled", device_type)] = bool(enabled)
@@ -60,57 +60,58 @@ def set_autocast_enabled(device_type, enabled=None):
 
 
 def get_autocast_dtype(device_type):
-    """The dtype of ops that are cast down: bfloat16 for "cpu", float16 for "cuda", unless it was set."""
+    """The dtype to which ops are cast: bfloat16 for "cpu" and float16 for "cuda", unless set_autocast_dtype
+    changed it."""
     return _state.dtype[_known("get_autocast_dtype", device_type)]
 
 
 def set_autocast_dtype(device_type, dtype):
-    """Sets the dtype of autocast regions for this type of device. RuntimeError for a type that has none."""
+    """Sets, in this thread, the dtype that autocast uses for a device type."""
     _state.dtype[_known("set_autocast_dtype", device_type)] = dtype
     _apply()
 
 
 def is_autocast_cpu_enabled():
-    """Whether autocast is on for the CPU."""
+    """Whether autocast is on for the CPU in this thread."""
     return is_autocast_enabled("cpu")
 
 
 def get_autocast_cpu_dtype():
-    """The dtype of autocast regions for the CPU."""
+    """The dtype that autocast uses on the CPU."""
     return get_autocast_dtype("cpu")
 
 
 def get_autocast_gpu_dtype():
-    """The dtype of autocast regions for GPUs."""
+    """The dtype that autocast uses on GPUs."""
     return get_autocast_dtype("cuda")
 
 
 def is_autocast_cache_enabled():
-    """Whether the cast of a parameter serves all its uses in a region."""
+    """Whether a parameter is cast only once in a region."""
     return _state.cache
 
 
 def set_autocast_cache_enabled(enabled):
-    """Turns the cache of casts of parameters on or off."""
+    """Sets, in this thread, whether a parameter is cast only once in a region."""
     _state.cache = bool(enabled)
     _apply()
 
 
 def clear_autocast_cache():
-    """Forgets the casts of parameters that were kept in this thread, as leaving the outermost region does."""
+    """Drops the casts of parameters that this thread has kept, as leaving the outermost region does."""
     _C.clear_autocast_cache()
 
 
 class autocast:
-    """`with autocast("cpu"):` computes linear, matmul, convolutions and their kind in `dtype`, losses and their kind in
-    float32, and all else in the dtypes of its inputs; float64 stays. Also a decorator; `enabled=False` switches it off
-    inside. PyTorch's lists for the device type hold.
+    """`with autocast("cpu"):` computes linear, matmul, convolutions and similar ops in `dtype`, losses and similar ops
+    in float32, and all others in the dtypes of their inputs. float64 is never cast. PyTorch's lists for the device type
+    decide. It is also a decorator; `enabled=False` switches autocast off inside.
 
     dtype: bfloat16 (default for "cpu") or float16 (default for "cuda"). For "cuda" without a GPU, and for other dtypes,
-    it warns and is off. backward() belongs outside; it computes in the dtypes that forward chose.
+    autocast warns and is off. Call backward() outside: it computes in the dtypes that forward chose.
 
-    A parameter is cast once in a region, unless cache_enabled is False. The fused steps of pydist.optim write what
-    was cast in 16 bits as well, beside the float32 that they compute, so that the next region casts nothing.
+    A parameter is cast once in a region, unless cache_enabled is False. The fused steps of pydist.optim write the
+    16-bit copy together with the float32 parameter, so the next region casts nothing.
 
     >>> import pydist
     >>> net, x = pydist.nn.Linear(4, 2), pydist.ones(3, 4)
@@ -129,10 +130,15 @@ class autocast:
         self._cache_enabled = _state.cache if cache_enabled is None else cache_enabled
         self._enabled = bool(enabled)
         if self._enabled and device_type == "cuda" and not cuda.is_available():
-            warnings.warn("autocast: device_type 'cuda', but there is no CUDA device: disabled", stacklevel=2)
+            warnings.warn(
+                "autocast: device_type is 'cuda', but there is no CUDA device; autocast is disabled", stacklevel=2
+            )
             self._enabled = False
         if self._enabled and self.fast_dtype not in _LOW:
-            warnings.warn(f"autocast: {self.fast_dtype} (expected bfloat16 or float16): disabled", stacklevel=2)
+            warnings.warn(
+                f"autocast: {self.fast_dtype} is not supported (expected bfloat16 or float16); autocast is disabled",
+                stacklevel=2,
+            )
             self._enabled = False
         self._before = []
 
@@ -162,8 +168,8 @@ class autocast:
 
 
 def custom_fwd(fwd=None, *, device_type, cast_inputs=None):
-    """Decorates `forward` of an autograd.Function: with cast_inputs its floating arguments get that dtype under autocast
-    and its body runs without; else it runs as it is called."""
+    """Decorates `forward` of an autograd.Function. With cast_inputs, under autocast, its floating arguments get that
+    dtype and its body runs without autocast. Otherwise it runs unchanged."""
     if fwd is None:
         return lambda fwd: custom_fwd(fwd, device_type=device_type, cast_inputs=cast_inputs)
 
@@ -182,7 +188,7 @@ def custom_fwd(fwd=None, *, device_type, cast_inputs=None):
 
 
 def custom_bwd(bwd=None, *, device_type):
-    """Decorates `backward` of an autograd.Function whose forward has custom_fwd: it runs under the same autocast."""
+    """Decorates `backward` of an autograd.Function whose forward has custom_fwd: it runs under forward's autocast."""
     if bwd is None:
         return lambda bwd: custom_bwd(bwd, device_type=device_type)
 

@@ -10,17 +10,18 @@ from pydist.nn.utils import clip_grad_norm_
 
 
 class GradScaler:
-    """Multiplies the loss, so that small gradients of float16 do not become 0, and divides the gradients before the step;
-    a step whose gradients overflowed is left out, and the scale is reduced (Micikevicius et al., 2018).
+    """Multiplies the loss by a scale, so that small gradients of float16 do not become 0, and divides the gradients by
+    it before the step. A step whose gradients overflowed is skipped, and the scale is reduced (Micikevicius et al.,
+    2018).
 
-    `scale(loss).backward(); step(optimizer); update()`. The scale grows by `growth_factor` after `growth_interval` steps
-    without overflow, and is multiplied by `backoff_factor` after one. `unscale_(optimizer)` divides earlier, to clip.
-    On a GPU the scale and whether gradients overflowed stay there, and the host waits for neither (with the fused optimizers but
-    NAdam; others are asked first).
-    With enabled=False, or for "cuda" without a GPU (a warning says so), it passes everything through.
+    `scale(loss).backward(); step(optimizer); update()`. The scale grows by `growth_factor` after `growth_interval`
+    steps without overflow, and is multiplied by `backoff_factor` after an overflow. `unscale_(optimizer)` divides
+    earlier, for clipping. On a GPU the scale and the overflow flag stay on the GPU, and the host waits for neither; for
+    NAdam and optimizers that are not fused it waits for the flag. With enabled=False, or for "cuda" without a GPU (with
+    a warning), all calls pass through.
 
-    All ranks leave out the same steps where their gradients are equal, as those of DistributedDataParallel are. Where
-    each rank has gradients of its own, process_group names the ranks that agree: a step is left out on all of them.
+    All ranks skip the same steps if their gradients are equal, as with DistributedDataParallel. If each rank has its
+    own gradients, process_group names the ranks that agree: a step is skipped on all of them.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)
@@ -50,21 +51,22 @@ class GradScaler:
         self._device = device
         self._enabled = enabled
         if enabled and device == "cuda" and not cuda.is_available():
-            warnings.warn("GradScaler is enabled, but there is no CUDA device: disabled", stacklevel=2)
+            warnings.warn("GradScaler is enabled, but there is no CUDA device; the scaler is disabled", stacklevel=2)
             self._enabled = False
         if self._enabled and (growth_factor <= 1.0 or backoff_factor >= 1.0):
             raise ValueError(
-                f"GradScaler: growth_factor is {growth_factor}, backoff_factor {backoff_factor} (expected above, below 1)"
+                f"GradScaler: growth_factor is {growth_factor}, backoff_factor {backoff_factor} (expected more "
+                "than 1 and less than 1)"
             )
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval = growth_interval
         self._scale, self._growth_tracker = float(init_scale), 0
-        self._found = {}  # optimizer's id -> whether its gradients, unscaled since the last update, are finite; or _on_device's
+        self._found = {}  # optimizer's id -> whether its unscaled gradients are finite (or _on_device's flag)
         self._steps = _on_device.Steps()
         self._stepped = set()
 
     def scale(self, outputs):
-        """The tensor, or the tensors of a list or tuple, times the scale."""
+        """The tensor, or the tensors of a list or tuple, multiplied by the scale."""
         if not self._enabled:
             return outputs
         if isinstance(outputs, _C.Tensor):
@@ -75,7 +77,7 @@ class GradScaler:
         raise ValueError("outputs must be a Tensor or an iterable of Tensors")
 
     def _grads(self, optimizer):
-        """The gradients that are to be divided, once between two updates."""
+        """The gradients to divide, which may happen once between two updates."""
         if id(optimizer) in self._found:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         if id(optimizer) in self._stepped:
@@ -98,7 +100,8 @@ class GradScaler:
 
     @no_grad()
     def unscale_(self, optimizer):
-        """Divides the gradients of the optimizer's parameters by the scale. Once between two updates."""
+        """Divides the gradients of the optimizer's parameters by the scale. Call it at most once between two
+        updates."""
         if not self._enabled:
             return
         grads = self._grads(optimizer)
@@ -114,8 +117,8 @@ class GradScaler:
 
     @no_grad()
     def unscale_and_clip_(self, optimizer, max_norm):
-        """unscale_(optimizer) and nn.utils.clip_grad_norm_ of its parameters, reading the gradients twice instead of
-        three times. Returns the norm that the unscaled gradients had (not that of all ranks)."""
+        """unscale_(optimizer) and nn.utils.clip_grad_norm_ of its parameters; reads the gradients twice instead of
+        three times. Returns the norm of the unscaled gradients on this rank."""
         if not self._enabled:
             params = [p for group in optimizer.param_groups for p in group["params"]]
             return clip_grad_norm_(params, max_norm)
@@ -130,7 +133,8 @@ class GradScaler:
         return _C.tensor(norm)
 
     def step(self, optimizer, *args, **kwargs):
-        """optimizer.step(*args, **kwargs), unless a gradient is not finite. Unscales first where that was not done."""
+        """Calls optimizer.step(*args, **kwargs), unless a gradient is not finite. Unscales the gradients first if
+        unscale_ was not called."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         if "closure" in kwargs:
@@ -148,7 +152,7 @@ class GradScaler:
         return optimizer.step(*args, **kwargs) if found else None
 
     def update(self, new_scale=None):
-        """Moves the scale, at the end of each iteration, or sets it."""
+        """Updates the scale, at the end of each iteration, or sets it to new_scale."""
         if not self._enabled:
             return
         if new_scale is not None:
@@ -183,32 +187,39 @@ class GradScaler:
         return kind(number.item()) if isinstance(number, _C.Tensor) else number
 
     def get_scale(self):
-        """The scale; 1.0 where disabled. Waits for a GPU's."""
+        """The scale; 1.0 if disabled. Waits for the GPU if the scale is there."""
         return self._on_host(self._scale, float) if self._enabled else 1.0
 
     def is_enabled(self):
+        """Whether the scaler scales."""
         return self._enabled
 
     def get_growth_factor(self):
+        """The factor by which the scale grows."""
         return self._growth_factor
 
     def set_growth_factor(self, new_factor):
+        """Sets the factor by which the scale grows."""
         self._growth_factor = new_factor
 
     def get_backoff_factor(self):
+        """The factor that reduces the scale after an overflow."""
         return self._backoff_factor
 
     def set_backoff_factor(self, new_factor):
+        """Sets the factor that reduces the scale after an overflow."""
         self._backoff_factor = new_factor
 
     def get_growth_interval(self):
+        """The number of steps without overflow after which the scale grows."""
         return self._growth_interval
 
     def set_growth_interval(self, new_interval):
+        """Sets the number of steps without overflow after which the scale grows."""
         self._growth_interval = new_interval
 
     def state_dict(self):
-        """{"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; {} where disabled."""
+        """{"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; {} if disabled."""
         if not self._enabled:
             return {}
         self._steps.settle()
@@ -221,7 +232,7 @@ class GradScaler:
         }
 
     def load_state_dict(self, state_dict):
-        """Raises RuntimeError for the empty dictionary of a disabled scaler."""
+        """Takes the state of state_dict(). Raises RuntimeError for the empty dictionary of a disabled scaler."""
         if not self._enabled:
             return
         if not state_dict:

@@ -1,4 +1,4 @@
-"""Gradients by hand: `backward` and `grad`, functions with a gradient of their own, checks against finite differences."""
+"""Explicit gradients: `backward` and `grad`, functions with their own gradient, checks against finite differences."""
 
 from pydist import _C
 from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
@@ -45,11 +45,11 @@ def _grads(value, count):
 
 
 def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, grad_variables=None, inputs=None):
-    """Adds to the .grad of every leaf d(sum of tensors * grad_tensors) / d(leaf); with `inputs`, of these leaves only.
+    """Adds d(sum of tensors * grad_tensors) / d(leaf) to the .grad of every leaf; with `inputs`, only of these leaves.
 
     `grad_tensors` may be None for tensors of one element. `retain_graph` (default: create_graph) keeps the graph for
-    another pass; `create_graph` records the gradients' own computation: x.grad then holds a graph that holds x, and is
-    freed when x.grad is set to None. `grad_variables`: grad_tensors' old name.
+    another pass. `create_graph` records the computation of the gradients. Then x.grad holds a graph that holds x: set
+    x.grad to None to free it. `grad_variables` is the deprecated name of grad_tensors.
     """
     tensors = _tensors(tensors)
     grad_tensors = grad_variables if grad_tensors is None else grad_tensors
@@ -67,9 +67,9 @@ def grad(
     is_grads_batched=False,
     materialize_grads=False,
 ):
-    """The gradients d(sum of outputs * grad_outputs) / d(inputs), as a tuple; no .grad changes.
+    """The gradients d(sum of outputs * grad_outputs) / d(inputs), as a tuple. No .grad changes.
 
-    An input that the outputs do not depend on raises RuntimeError, gives None (allow_unused) or zeros
+    If the outputs do not depend on an input, grad raises RuntimeError, or returns None (allow_unused) or zeros
     (materialize_grads).
 
     >>> import pydist

@@ -1,4 +1,4 @@
-"""Which line of forward a failing backward belongs to."""
+"""Shows to which line of forward a failing backward belongs."""
 
 from pydist import _C
 
@@ -6,10 +6,11 @@ __all__ = ["detect_anomaly", "set_detect_anomaly"]
 
 
 class set_detect_anomaly:
-    """Turns anomaly mode on or off, in the whole process; as a context manager also restores what it was.
+    """Turns anomaly mode on or off in the whole process. As a context manager it also restores the former mode.
 
-    While it is on, every recorded op remembers the Python lines that called it: where its backward fails, a warning shows
-    them. With `check_nan` a backward that gives a NaN raises RuntimeError. For bug hunting: recording takes much longer.
+    While it is on, every recorded op remembers the Python lines that called it. If its backward fails, a warning shows
+    them. With `check_nan` a backward that gives a NaN raises RuntimeError. Only for debugging: recording takes much
+    longer.
     """
 
     def __init__(self, mode, check_nan=True):
@@ -23,7 +24,7 @@ class set_detect_anomaly:
 
 
 class detect_anomaly(set_detect_anomaly):
-    """set_detect_anomaly(True) from entering to leaving the context; forward has to run inside as well.
+    """A context with set_detect_anomaly(True). Forward has to run inside as well.
 
     >>> import pydist
     >>> x = pydist.zeros(1, requires_grad=True)

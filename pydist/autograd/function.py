@@ -1,4 +1,5 @@
-"""Functions with a gradient of their own: `Function`, and `once_differentiable` for gradients that end there."""
+"""Functions with their own gradient: `Function`, and `once_differentiable` for gradients that cannot be
+differentiated."""
 
 from functools import wraps
 
@@ -11,15 +12,15 @@ FunctionCtx = _C.FunctionCtx
 
 
 class Function:
-    """Derive from it, write `forward` and `backward` as static methods, and call the class's `apply`.
+    """Base class: derive from it, write `forward` and `backward` as static methods, and call the class's `apply`.
 
-    `forward(ctx, *args)` computes without being recorded. What backward needs goes into `ctx.save_for_backward(*tensors)`
+    Autograd does not record `forward(ctx, *args)`. What backward needs goes into `ctx.save_for_backward(*tensors)`
     (arguments, results, others) or into attributes of ctx. `backward(ctx, *grads)` gets a gradient for each result of
-    forward and returns one for each argument: a Tensor, or None. It is itself recorded under create_graph. Instead of
-    one forward there may be two parts, `forward(*args)` and `setup_context(ctx, inputs, output)`.
+    forward and returns one for each argument: a Tensor, or None. With create_graph autograd records
+    it, too. Instead of one forward there may be two parts, `forward(*args)` and `setup_context(ctx, inputs, output)`.
 
-    Errors: RuntimeError naming the Function where the number or shapes of the gradients are wrong, where a saved tensor
-    was written in place, and where a result that shares memory with an argument is.
+    Raises RuntimeError, which names the Function, if the number or shapes of the gradients are wrong, or if a saved
+    tensor, or a result that shares memory with an argument, was written in place.
 
     >>> import pydist
     >>> class Cube(pydist.autograd.Function):
@@ -40,32 +41,35 @@ class Function:
 
     @staticmethod
     def forward(*args, **kwargs):
-        """The computation: (ctx, *args), or (*args) where there is a setup_context."""
+        """The computation: (ctx, *args), or (*args) together with a setup_context."""
         raise NotImplementedError("Function: forward is not defined (expected a static method)")
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """The second part of a forward without ctx: `inputs` is the tuple of its arguments, `output` its result."""
+        """The second part of a forward without ctx: `inputs` is the tuple of forward's arguments, `output` its
+        result."""
         raise NotImplementedError("Function: setup_context is not defined")
 
     @staticmethod
     def backward(ctx, *grad_outputs):
-        """The gradients of forward's arguments from those of its results."""
+        """The gradients of forward's arguments, from those of its results."""
         raise NotImplementedError("Function: backward is not defined (expected a static method)")
 
     @classmethod
     def apply(cls, *args, **kwargs):
-        """Runs forward on args and records it; returns what forward returned."""
+        """Runs forward on args and records it. Returns forward's result."""
         split = cls.setup_context is not Function.setup_context
         if split:
             args = _bound(cls.forward, args, kwargs)
         elif kwargs:
-            raise TypeError(f"{cls.__name__}.apply takes no keyword arguments (expected a setup_context for that)")
+            raise TypeError(
+                f"{cls.__name__}.apply takes no keyword arguments (expected a setup_context, which allows them)"
+            )
         return _C._function_apply(cls, split, args)
 
 
 def _bound(forward, args, kwargs):
-    """All of forward's arguments by position, defaults filled in: what setup_context gets as inputs."""
+    """All arguments of forward by position, with defaults: the inputs for setup_context."""
     code = getattr(forward, "__code__", None)
     if not kwargs and code is not None and code.co_argcount == len(args) and not code.co_kwonlyargcount:
         return args
@@ -79,7 +83,7 @@ def _bound(forward, args, kwargs):
 
 
 class _Ends(Function):
-    """The identity; its gradient raises."""
+    """The identity, whose gradient raises an error."""
 
     @staticmethod
     def forward(ctx, *tensors):
@@ -91,7 +95,8 @@ class _Ends(Function):
 
 
 def once_differentiable(backward):
-    """Decorates a `backward` whose own operations have no gradient; differentiating its result again raises RuntimeError."""
+    """Decorates a `backward` whose own operations have no gradient. Differentiating its result again raises
+    RuntimeError."""
 
     @wraps(backward)
     def run(ctx, *grads):
@@ -101,7 +106,7 @@ def once_differentiable(backward):
         if not (wanted and _C.is_grad_enabled()):
             return found
         many = found if isinstance(found, tuple) else (found,)
-        # Through the identity of a tensor that wants a gradient: differentiating the result again ends in an error.
+        # _Ends makes a second differentiation of the result raise an error; it needs a tensor that requires a gradient.
         many = tuple(
             g if g is None else _Ends.apply(g.detach().requires_grad_())[0] if g.dtype.is_floating_point else g
             for g in many

@@ -1,4 +1,4 @@
-"""Jacobians, Hessians and their products with vectors, of functions of tensors."""
+"""Jacobians, Hessians and their products with vectors, for functions of tensors."""
 
 import itertools
 
@@ -9,13 +9,13 @@ __all__ = ["hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"]
 
 
 def _leaves(op, inputs, create_graph):
-    """The inputs as a tuple of tensors that want gradients, and whether they were a tuple."""
+    """(the inputs as a tuple of tensors that require gradients, whether they were a tuple)."""
     many = isinstance(inputs, (tuple, list))
     inputs = tuple(inputs) if many else (inputs,)
     for i, x in enumerate(inputs):
         if not isinstance(x, _C.Tensor):
             raise TypeError(f"{op}: input {i} is {type(x).__name__} (expected Tensor)")
-    # with create_graph the result stays connected to the inputs: a view of them, so that they themselves are no target
+    # with create_graph the result stays connected to the inputs through views, and the inputs get no .grad
     made = tuple(x.view(x.shape) if create_graph and x.requires_grad else x.detach().requires_grad_() for x in inputs)
     return made, many
 
@@ -31,10 +31,10 @@ def _outputs(op, func, inputs):
 
 
 def _vector(op, v, like, many):
-    """v as a tuple of the shapes of `like`; ones where there is one element."""
+    """v as a tuple with the shapes of `like`; None means a one if there is one element."""
     if v is None:
         if len(like) != 1 or like[0].numel() != 1:
-            raise RuntimeError(f"{op}: v is missing (expected one, since there is more than one element)")
+            raise RuntimeError(f"{op}: v is None, but the result has more than one element (expected v)")
         return (_C.ones_like(like[0].detach()),)
     v = tuple(v) if isinstance(v, (tuple, list)) else (v,)
     if [g.shape for g in v] != [x.shape for x in like]:
@@ -45,10 +45,10 @@ def _vector(op, v, like, many):
 
 
 def _grad(op, outputs, inputs, v, create_graph, strict):
-    """Gradients of those outputs that are recorded, zeros where an input has no part in them."""
+    """Gradients of the outputs that autograd has recorded; zeros for inputs on which they do not depend."""
     pairs = [(y, g) for y, g in zip(outputs, v) if y.requires_grad]
     if strict and len(pairs) < len(outputs):
-        raise RuntimeError(f"{op}: an output does not depend on the inputs (strict)")
+        raise RuntimeError(f"{op}: an output does not depend on the inputs (expected that it does, with strict=True)")
     if not pairs:
         return tuple(_C.zeros_like(x.detach()) for x in inputs)
     ys, gs = zip(*pairs)
@@ -66,7 +66,7 @@ def _results(values, many, create_graph):
 
 
 def vjp(func, inputs, v=None, create_graph=False, strict=False):
-    """(func(inputs), v^T J): the products of v, of the outputs' shapes, with the Jacobian.
+    """(func(inputs), v^T J). v has the shapes of the outputs, J is the Jacobian.
 
     >>> import pydist
     >>> pydist.autograd.functional.vjp(lambda x: x * x, pydist.tensor([1.0, 2.0]), pydist.ones(2))
@@ -80,7 +80,7 @@ def vjp(func, inputs, v=None, create_graph=False, strict=False):
 
 
 def jvp(func, inputs, v=None, create_graph=False, strict=False):
-    """(func(inputs), J v): the products of the Jacobian with v, of the inputs' shapes, by two backward passes.
+    """(func(inputs), J v), by two backward passes. v has the shapes of the inputs, J is the Jacobian.
 
     >>> import pydist
     >>> pydist.autograd.functional.jvp(lambda x: x * x, pydist.tensor([1.0, 2.0]), pydist.ones(2))
@@ -98,10 +98,11 @@ def jvp(func, inputs, v=None, create_graph=False, strict=False):
 
 
 def jacobian(func, inputs, create_graph=False, strict=False, vectorize=False, strategy="reverse-mode"):
-    """All derivatives of func's outputs: a Tensor of shape (*output.shape, *input.shape), one per output and input.
+    """All derivatives of func's outputs: a Tensor of shape (*output.shape, *input.shape) for each output and input.
 
-    A tuple for a function of several inputs, a tuple of tuples for one with several outputs as well. `strict` raises
-    RuntimeError where an output does not depend on an input. `vectorize` is accepted; forward mode is not.
+    The result is a tuple for several inputs, and a tuple of tuples for several outputs as well. `strict` raises
+    RuntimeError if an output does not depend on an input. `vectorize` is accepted; forward mode raises
+    NotImplementedError.
 
     >>> import pydist
     >>> pydist.autograd.functional.jacobian(lambda x: x * x, pydist.tensor([1.0, 2.0]))
@@ -129,8 +130,8 @@ def jacobian(func, inputs, create_graph=False, strict=False, vectorize=False, st
 
 
 def hessian(func, inputs, create_graph=False, strict=False, vectorize=False, outer_jacobian_strategy="reverse-mode"):
-    """The second derivatives of a function with one element: of shape (*input.shape, *input.shape), for several inputs a
-    tuple of tuples.
+    """The second derivatives of a function with one element, of shape (*input.shape, *input.shape); for several inputs
+    a tuple of tuples.
 
     >>> import pydist
     >>> pydist.autograd.functional.hessian(lambda x: (x * x * x).sum(), pydist.tensor([1.0, 2.0]))
@@ -152,7 +153,7 @@ def hessian(func, inputs, create_graph=False, strict=False, vectorize=False, out
 
 
 def vhp(func, inputs, v=None, create_graph=False, strict=False):
-    """(func(inputs), v^T H) for a function with one element; v has the inputs' shapes.
+    """(func(inputs), v^T H) for a function with one element. v has the shapes of the inputs, H is the Hessian.
 
     >>> import pydist
     >>> pydist.autograd.functional.vhp(lambda x: (x * x).sum(), pydist.tensor([1.0, 2.0]), pydist.ones(2))
@@ -169,7 +170,7 @@ def vhp(func, inputs, v=None, create_graph=False, strict=False):
 
 
 def hvp(func, inputs, v=None, create_graph=False, strict=False):
-    """(func(inputs), H v): the same as vhp, since the Hessian is symmetric.
+    """(func(inputs), H v): the same as vhp, because the Hessian is symmetric.
 
     >>> import pydist
     >>> pydist.autograd.functional.hvp(lambda x: (x * x).sum(), pydist.tensor([1.0, 2.0]), pydist.ones(2))

@@ -1,4 +1,4 @@
-"""Gradients against finite differences: `gradcheck` for the first order, `gradgradcheck` for the second."""
+"""Checks of gradients against finite differences: `gradcheck` for the first order, `gradgradcheck` for the second."""
 
 import itertools
 import warnings
@@ -10,7 +10,7 @@ __all__ = ["GradcheckError", "gradcheck", "gradgradcheck"]
 
 
 class GradcheckError(RuntimeError):
-    """Numerical and analytical Jacobian differ."""
+    """The numerical and the analytical Jacobian differ."""
 
 
 def _as_tuple(value):
@@ -22,8 +22,8 @@ def _floats(values):
 
 
 def _numerical(function, inputs, x, eps):
-    """d(outputs)/dx by central differences: for each output a matrix (elements of x, elements of the output)."""
-    data, columns = x.data, []  # .data: the writes here must not count as in-place changes of x
+    """d(outputs)/dx by central differences: one matrix for each output (elements of x, elements of the output)."""
+    data, columns = x.data, []  # .data: these writes must not count as in-place changes of x
     with no_grad():
         for place in itertools.product(*map(range, x.shape)):
             value = data[place].item()
@@ -37,7 +37,7 @@ def _numerical(function, inputs, x, eps):
 
 
 def _analytical(output, inputs):
-    """d(output)/d(inputs) by backward: for each input a matrix (elements of the input, elements of output)."""
+    """d(output)/d(inputs) by backward: one matrix for each input (elements of the input, elements of the output)."""
     rows = [[] for _ in inputs]
     for place in itertools.product(*map(range, output.shape)):
         grad = _C.zeros_like(output.detach())
@@ -52,7 +52,7 @@ def _analytical(output, inputs):
 
 
 def _far(a, b, atol, rtol):
-    """Is some |a - b| > atol + rtol |b|, or not a number?"""
+    """Whether some |a - b| > atol + rtol |b|, or some number is NaN."""
     return a is not None and not bool(((a - b).abs() <= atol + rtol * b.abs()).all())
 
 
@@ -94,7 +94,7 @@ def _check(function, inputs, eps, atol, rtol, nondet_tol):
 
 
 def _refuse(op, options):
-    """Options of PyTorch's that ask for less than is done here are accepted, those that ask for more are not."""
+    """Accepts PyTorch's options that ask for less than is done here, and raises for those that ask for more."""
     known = {"check_sparse_nnz": False, "check_undefined_grad": None, "check_grad_dtypes": False, "fast_mode": None}
     known |= {"check_batched_grad": False, "check_batched_forward_grad": False, "check_forward_ad": False}
     known |= {"check_backward_ad": True, "check_fwd_over_rev": False, "check_rev_over_rev": True, "masked": None}
@@ -106,7 +106,7 @@ def _refuse(op, options):
 
 
 def _in_parts(func, inputs):
-    """(func, inputs) over the real and imaginary parts of what is complex."""
+    """(func, inputs) with complex tensors replaced by their real and imaginary parts."""
     if not any(isinstance(x, _C.Tensor) and x.is_complex() for x in inputs):
         return func, inputs
     paired = [isinstance(x, _C.Tensor) and x.is_complex() for x in inputs]
@@ -125,11 +125,11 @@ def _in_parts(func, inputs):
 def gradcheck(func, inputs, *, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=True, nondet_tol=0.0, **options):
     """Compares the gradients of func(*inputs) by backward with central differences (f(x + eps) - f(x - eps)) / (2 eps).
 
-    `inputs`: a Tensor or a tuple; those that require grad should be float64, or
-    complex128 (both parts are checked). Every floating output is checked with respect
-    to every input, |analytical - numerical| <= atol + rtol |numerical|, and backward twice within nondet_tol. Returns True;
-    where they differ raises GradcheckError (a RuntimeError) that shows both Jacobians, rows by input, columns by output,
-    or returns False (raise_exception=False). Raises ValueError where no input requires grad.
+    `inputs`: a Tensor or a tuple. Inputs that require grad should be float64, or complex128 (both parts are checked).
+    Every floating output is checked with respect to every input: |analytical - numerical| <= atol + rtol |numerical|.
+    Two runs of backward may differ by at most nondet_tol. Returns True. If the Jacobians differ, raises GradcheckError
+    (a RuntimeError), which shows both (rows are inputs, columns are outputs), or returns False (raise_exception=False).
+    Raises ValueError if no input requires grad.
 
     >>> import pydist
     >>> x = pydist.tensor([0.5, 1.5], dtype=pydist.float64, requires_grad=True)
@@ -159,9 +159,9 @@ def gradgradcheck(
     nondet_tol=0.0,
     **options,
 ):
-    """gradcheck of the gradients of func: they are differentiated again, with respect to inputs and grad_outputs.
+    """gradcheck of the gradients of func, which are differentiated with respect to inputs and grad_outputs.
 
-    `grad_outputs` (default: random numbers) are the gradients of the outputs. Errors and result as gradcheck.
+    `grad_outputs` (default: random numbers) are the gradients of the outputs. Errors and result are those of gradcheck.
 
     >>> import pydist
     >>> x = pydist.tensor([0.5, 1.5], dtype=pydist.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""What the tape keeps: hooks for saved tensors, and the nodes' type."""
+"""What autograd keeps for backward: hooks for saved tensors, and the type of nodes."""
 
 import threading
 
@@ -11,12 +11,12 @@ _here = threading.local()  # .why: the message of disable_saved_tensors_hooks
 
 
 class saved_tensors_hooks:
-    """Within the context, each tensor that an op saves for its gradient is given to pack_hook, which returns anything; when
-    the gradient needs it, unpack_hook turns that into a tensor of the same values, shape and dtype. The innermost pair
-    holds; both are called without recording, pack_hook within no hooks.
+    """Inside this context, pack_hook gets each tensor that an op saves for its gradient, and may return any object.
+    When the gradient needs the tensor, unpack_hook gets that object and returns a tensor with the same values, shape
+    and dtype. The innermost pair of hooks counts. Autograd records neither hook, and pack_hook runs without hooks.
 
-    pack_hook must not write its argument. RuntimeError or TypeError where an unpacked value is no such tensor; in-place
-    writes to what was saved are not noticed.
+    pack_hook must not write to its argument. Raises RuntimeError or TypeError if unpack_hook returns something else
+    than such a tensor. In-place writes to a packed tensor are not noticed.
 
     >>> import pydist
     >>> x = pydist.tensor([2.0, 3.0], requires_grad=True)
@@ -30,7 +30,7 @@ class saved_tensors_hooks:
     def __init__(self, pack_hook, unpack_hook):
         for hook in (pack_hook, unpack_hook):
             if not callable(hook):
-                raise TypeError(f"saved_tensors_hooks: {type(hook).__name__} (expected two functions)")
+                raise TypeError(f"saved_tensors_hooks: a hook is {type(hook).__name__} (expected two functions)")
         self.pack_hook, self.unpack_hook = pack_hook, unpack_hook
         self._before = []
 
@@ -44,8 +44,8 @@ class saved_tensors_hooks:
 
 
 class save_on_cpu(saved_tensors_hooks):
-    """Saved tensors wait in the CPU's memory until backward; those that are there already stay what they are, or with
-    pin_memory are copied."""
+    """Saved tensors are moved to the CPU's memory until backward. Tensors that are there already are kept as they are,
+    or copied with pin_memory."""
 
     def __init__(self, pin_memory=False, device_type="cuda"):
         def pack(t):
@@ -60,7 +60,7 @@ class save_on_cpu(saved_tensors_hooks):
 
 
 class disable_saved_tensors_hooks:
-    """Within the context, entering saved_tensors_hooks raises RuntimeError(error_message)."""
+    """Inside this context, entering saved_tensors_hooks raises RuntimeError(error_message)."""
 
     def __init__(self, error_message):
         self.error_message = error_message

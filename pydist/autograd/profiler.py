@@ -1,4 +1,4 @@
-"""The older names of `pydist.profiler`: PyTorch's `torch.autograd.profiler`."""
+"""The older names of `pydist.profiler`, as in PyTorch's `torch.autograd.profiler`."""
 
 import warnings
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class profile:
-    """Records what runs within the context; see pydist.profiler.profile, which has schedules besides.
+    """Records what runs inside the context. See pydist.profiler.profile, which also has schedules.
 
     >>> import pydist
     >>> with pydist.autograd.profiler.profile() as prof:
@@ -48,7 +48,7 @@ class profile:
     ):
         gpu = bool(use_cuda or use_device not in (None, "cpu"))
         if gpu and not cuda._real():
-            warnings.warn("profile: there is no GPU to profile (only the CPU is recorded)", stacklevel=2)
+            warnings.warn("profile: there is no GPU to profile; pydist records only the CPU", stacklevel=2)
         self.enabled = enabled
         self._recording = Recording(record_shapes=record_shapes, profile_memory=profile_memory, with_stack=with_stack,
                                     with_flops=with_flops, max_events=max_events, gpu=gpu and cuda._real())  # fmt: skip
@@ -64,6 +64,7 @@ class profile:
 
     @property
     def function_events(self):
+        """The recorded events, an EventList."""
         return self._recording.take("function_events") if self.enabled else None
 
     def key_averages(self, group_by_input_shape=False, group_by_stack_n=0, group_by_overload_name=False):
@@ -98,7 +99,8 @@ class profile:
 
 
 class emit_nvtx:
-    """Ranges for NVIDIA's profilers: without a GPU there is nobody to read them, so this warns and does nothing."""
+    """Ranges for NVIDIA's profilers. This warns and does nothing: pydist.cuda.nvtx has ranges, pydist.profiler.profile
+    has events."""
 
     def __init__(self, enabled=True, record_shapes=False):
         self.enabled, self.record_shapes = enabled, record_shapes
@@ -106,7 +108,7 @@ class emit_nvtx:
     def __enter__(self):
         if self.enabled:
             warnings.warn(
-                f"{type(self).__name__}: no ranges are emitted (expected pydist.profiler.profile)", stacklevel=2
+                f"{type(self).__name__}: pydist emits no ranges here (expected pydist.profiler.profile)", stacklevel=2
             )
         return self
 
@@ -115,4 +117,4 @@ class emit_nvtx:
 
 
 class emit_itt(emit_nvtx):
-    """The same for Intel's profilers."""
+    """The same for Intel's profilers: it warns and does nothing."""

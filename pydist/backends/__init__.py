@@ -1,4 +1,4 @@
-"""Settings and state of what computes, under PyTorch's names."""
+"""Settings of the libraries that compute, with PyTorch's names."""
 
 from pydist.backends import cuda, cudnn, mkl, mkldnn, mps, openmp
 

@@ -1,4 +1,4 @@
-"""Settings of what runs on GPUs."""
+"""Settings of computation on GPUs."""
 
 from contextlib import contextmanager
 
@@ -6,8 +6,8 @@ from pydist import _C
 
 
 class _Matmul:
-    """`allow_tf32`: float32 products on a GPU by tensor cores, which round the factors to 10 bits of fraction (False: in float32).
-    float16 and bfloat16 are summed in float32 whatever the others say."""
+    """`allow_tf32`: tensor cores compute float32 products on a GPU, which rounds the factors to 10 bits of fraction
+    (False: float32 throughout). float16 and bfloat16 are always summed in float32, whatever the other settings are."""
 
     allow_fp16_reduced_precision_reduction = allow_bf16_reduced_precision_reduction = True
 
@@ -28,11 +28,12 @@ _attention = {"flash": True, "mem_efficient": True, "math": True, "cudnn": True}
 
 def _switches(kind):
     def enable(enabled):
-        """Remembered: there is one attention, which needs no memory for the scores."""
+        """The value is stored and changes nothing: pydist has one attention kernel, which needs no memory for the
+        scores."""
         _attention[kind] = bool(enabled)
 
     def is_enabled():
-        """What the switch was set to."""
+        """The stored value; it changes nothing."""
         return _attention[kind]
 
     return enable, is_enabled
@@ -46,7 +47,7 @@ enable_cudnn_sdp, cudnn_sdp_enabled = _switches("cudnn")
 
 @contextmanager
 def sdp_kernel(enable_flash=True, enable_math=True, enable_mem_efficient=True, enable_cudnn=True):
-    """The switches, within a block."""
+    """Sets the switches inside a block."""
     before = dict(_attention)
     _attention.update(flash=enable_flash, math=enable_math, mem_efficient=enable_mem_efficient, cudnn=enable_cudnn)
     try:

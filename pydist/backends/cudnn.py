@@ -1,7 +1,7 @@
-"""cuDNN: convolutions on a GPU, opened at run time. `benchmark`: plans are timed at the third use of a shape,
-and the fastest one is kept (False: the first that its heuristics propose). `enabled`: whether it is used at all (True), else pydist's own kernels are.
-`allow_tf32`: float32 by tensor cores, with factors of 10 bits (True).
-Plans whose results differ from run to run are never taken, so `deterministic` changes nothing."""
+"""cuDNN: convolutions on a GPU. The library is opened at run time. `benchmark`: for a new shape, all plans are timed
+and the fastest is kept (False: the first plan that cuDNN's heuristics propose). `enabled`: whether cuDNN is used (True)
+or pydist's own kernels. `allow_tf32`: float32 by tensor cores, with factors of 10 bits (True). Plans whose results
+differ from run to run are never used, so `deterministic` changes nothing."""
 
 import sys
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ def is_available():
 
 
 def version():
-    """cuDNN's version as a number, 91900 for 9.19.0; None where it is not there."""
+    """cuDNN's version as a number, such as 91900 for 9.19.0; None if it is not installed."""
     text = _C.cudnn_version()[0] if _C.cuda_count() else None
     if text is None:
         return None
@@ -27,7 +27,7 @@ def version():
 
 
 def set_flags(_enabled=None, _benchmark=None, _benchmark_limit=None, _deterministic=None, _allow_tf32=None):
-    """Sets those that are not None; returns what all of them were."""
+    """Sets the flags that are not None. Returns the former values of all of them."""
     module = sys.modules[__name__]
     before = module.enabled, module.benchmark, None, module.deterministic, module.allow_tf32
     for name, value in (
@@ -45,7 +45,8 @@ def set_flags(_enabled=None, _benchmark=None, _benchmark_limit=None, _determinis
 def flags(
     enabled=False, benchmark=False, benchmark_limit=10, deterministic=False, allow_tf32=True, fp32_precision="none"
 ):
-    """`with flags(enabled=False):` sets them inside. As in PyTorch, those that are not given take the defaults of this function."""
+    """`with flags(enabled=False):` sets flags inside the block. As in PyTorch, flags that are not given get the
+    defaults of this function."""
     before = set_flags(enabled, benchmark, benchmark_limit, deterministic, allow_tf32)
     try:
         yield

@@ -1,6 +1,6 @@
-"""MKL: not used. oneDNN does what it would."""
+"""MKL, which pydist does not use: oneDNN takes its place."""
 
 
 def is_available():
-    """False."""
+    """False: pydist does not use MKL."""
     return False

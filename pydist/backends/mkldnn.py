@@ -1,8 +1,8 @@
-"""oneDNN (once MKL-DNN): matrix products and convolutions."""
+"""oneDNN (formerly MKL-DNN): matrix products and convolutions."""
 
 from pydist import _C
 
 
 def is_available():
-    """True where oneDNN is found; else the portable kernels serve."""
+    """Whether oneDNN is found; without it portable kernels compute."""
     return _C.onednn_version() is not None

@@ -1,11 +1,11 @@
-"""Apple's GPUs: not there."""
+"""Apple's GPUs, which pydist does not support."""
 
 
 def is_available():
-    """False."""
+    """False: pydist does not support Apple's GPUs."""
     return False
 
 
 def is_built():
-    """False."""
+    """False: pydist does not support Apple's GPUs."""
     return False

@@ -1,6 +1,6 @@
-"""OpenMP: the threads in kernels."""
+"""OpenMP: the threads of kernels."""
 
 
 def is_available():
-    """True."""
+    """True: pydist's kernels use OpenMP."""
     return True

@@ -1,9 +1,9 @@
-"""Runs scripts that say `import torch`: `python -m pydist.compat train.py args`, `-m module args`, `--check train.py`.
+"""Runs scripts that import torch: `python -m pydist.compat train.py args`, `-m module args`, `--check train.py`.
 
-`install()` makes `torch`, `torchvision` and their submodules mean pydist's modules of the same names, which stay the
-same objects: `torch.nn is pydist.nn`. What pydist does not have fails where it is used, with the name and what is near.
-`tensorboardX` means our SummaryWriter where that package is not installed. Child processes inherit it
-(`environment()`), pytest takes it as `-p pydist.compat`, a notebook calls `install()`.
+`install()` makes `torch`, `torchvision` and their submodules pydist's modules of the same names. They stay the same
+objects: `torch.nn is pydist.nn`. A name that pydist does not have fails when it is used; the error has the name and
+similar names. `tensorboardX` becomes our SummaryWriter if that package is not installed. Child processes inherit this
+(`environment()`). For pytest use `-p pydist.compat`; a notebook calls `install()`.
 """
 
 import difflib
@@ -18,14 +18,14 @@ import types
 _ROOTS = {"torch": "pydist", "torchvision": "pydist.vision"}
 _VERSIONS = {"torch": "2.13.0+pydist", "torchvision": "0.28.0+pydist"}
 
-# packages that scripts use beside torch: ours if not installed
+# packages that scripts use with torch: ours if not installed
 _STAND_INS = {"tensorboardX": "pydist.compat.tensorboardx"}
 
 _PATH = os.path.join(os.path.dirname(__file__), "path")  # the files there call install()
 
 
 def _ours(name):
-    """pydist's name for a dotted name of PyTorch's, or None for other names."""
+    """pydist's name for a dotted name of PyTorch; None for other names."""
     root, dot, rest = name.partition(".")
     return _ROOTS[root] + dot + rest if root in _ROOTS else None
 
@@ -33,12 +33,12 @@ def _ours(name):
 def _exists(name):
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # a parent is missing, or is no package
+    except ModuleNotFoundError:  # a parent is missing, or is not a package
         return False
 
 
 def near(name, names):
-    """ ", near: a, b" for the names most like `name`, or ""."""
+    """ ", near: a, b" with the names most similar to `name`, or ""."""
     found = difflib.get_close_matches(name, [n for n in names if not n.startswith("_")], 3, 0.7)
     return f", near: {', '.join(found)}" if found else ""
 
@@ -67,7 +67,7 @@ class _Root(types.ModuleType):
 
 
 class _Loader(importlib.abc.Loader):
-    """Gives out a module that exists already, and leaves its own spec in it."""
+    """Returns a module that exists already, and keeps its own spec."""
 
     def __init__(self, ours):
         self.ours = ours
@@ -108,18 +108,18 @@ _finder = _Finder()
 
 
 def install():
-    """From now on `import torch` and `import torchvision` give pydist. Raises RuntimeError where PyTorch itself has
-    been imported already. Doing it twice is fine."""
+    """Makes `import torch` and `import torchvision` return pydist from now on. Raises RuntimeError if PyTorch itself is
+    imported already. It may be called twice."""
     for name in _ROOTS:
         if name in sys.modules and not isinstance(sys.modules[name], _Root):
             raise RuntimeError(f"compat: {name} is already imported (expected install() before that)")
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-        sys.path.insert(0, _PATH)  # multiprocessing gives it to its children
+        sys.path.insert(0, _PATH)  # multiprocessing passes it on to children
 
 
 def uninstall():
-    """Undoes `install()` for what is imported later."""
+    """Undoes `install()` for later imports."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
         sys.path.remove(_PATH)
@@ -138,6 +138,6 @@ def environment(environ=None):
     return new
 
 
-def pytest_addoption(parser):
-    """For `pytest -p pydist.compat`: calls install() before pytest imports any conftest.py."""
+def pytest_addoption(parser):  # `pytest -p pydist.compat`: before any conftest.py is imported
+    """pytest calls this for `-p pydist.compat`: installs, before any conftest.py is imported."""
     install()

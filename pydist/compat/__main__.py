@@ -10,8 +10,9 @@ from pydist.compat.check import report
 
 
 def main():
+    """Runs the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m pydist.compat", description="Runs a script that says `import torch` with pydist in its place."
+        prog="python -m pydist.compat", description="Runs a script that imports torch with pydist instead."
     )
     parser.add_argument("--check", action="store_true", help="list what the script needs that pydist lacks")
     parser.add_argument("--cpu-as-cuda", type=int, metavar="N", help="pretend N GPUs: cuda and nccl mean the CPU")

@@ -1,4 +1,4 @@
-"""What a script uses of PyTorch that pydist does not have, found by reading it: nothing is run."""
+"""Finds the names of PyTorch that a script uses and pydist does not have. It reads the script and runs nothing."""
 
 import ast
 import importlib
@@ -8,7 +8,7 @@ from pydist.compat import _ROOTS, _exists, _ours, near
 
 
 class _Uses(ast.NodeVisitor):
-    """{dotted name of PyTorch's: first line}, through imports, aliases and attributes."""
+    """{dotted name of PyTorch: first line}, through imports, aliases and attributes."""
 
     def __init__(self):
         self.names, self.aliases = {}, {}
@@ -34,7 +34,7 @@ class _Uses(ast.NodeVisitor):
                 self.aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
 
     def visit_FunctionDef(self, node):
-        """Within it, what it binds is not what was imported by that name."""
+        """Inside a function, names that it binds are not imported names."""
         bound = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         bound |= {n.arg for n in ast.walk(node.args) if isinstance(n, ast.arg)}
         hidden = {name: self.aliases.pop(name) for name in bound if name in self.aliases}
@@ -64,7 +64,7 @@ class _Uses(ast.NodeVisitor):
 
 
 def resolve(name):
-    """None where pydist has the dotted name, else what of it is missing, and what is near."""
+    """None if pydist has the dotted name; otherwise the missing part, and similar names."""
     ours = _ours(name)
     root = _ROOTS[name.partition(".")[0]]
     if not _exists(root):
@@ -80,13 +80,13 @@ def resolve(name):
                 return f"no {theirs}{near(part, dir(obj))}"
             obj = importlib.import_module(inner)
         if isinstance(obj, type) or not hasattr(obj, "__path__") and not hasattr(obj, "__file__"):
-            break  # a class or a value: its attributes are not looked at
+            break  # a class or a value: its attributes are not checked
         at = inner
     return None
 
 
 def missing(path):
-    """[(line, what is missing)] of one script."""
+    """[(line, the missing name)] of one script."""
     with open(path, encoding="utf-8") as file:
         uses = _Uses()
         uses.visit(ast.parse(file.read(), path))
@@ -99,7 +99,8 @@ def missing(path):
 
 
 def report(paths):
-    """Prints `file:line: what is missing` for every script and folder. 1 where something is, else 0."""
+    """Prints `file:line: the missing name` for every script and folder. Returns 1 if anything is missing,
+    otherwise 0."""
     files = []
     for path in paths:
         if os.path.isdir(path):

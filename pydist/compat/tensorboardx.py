@@ -1,4 +1,4 @@
-"""What `import tensorboardX` gives where that package is not installed: its names for our writer."""
+"""The module that `import tensorboardX` returns if that package is not installed: its names for our writer."""
 
 import json
 import time
@@ -10,7 +10,7 @@ __all__ = ["FileWriter", "SummaryWriter"]
 
 
 class _Nowhere:
-    """In the place of an event file: writes nothing."""
+    """Stands for an event file and writes nothing."""
 
     def add_summary(self, summary, global_step=None, walltime=None):
         pass
@@ -22,7 +22,7 @@ class _Nowhere:
 
 
 class SummaryWriter(tensorboard.SummaryWriter):
-    """Ours, with the arguments in tensorboardX's order. `write_to_disk=False` writes no file."""
+    """Our writer with the arguments in tensorboardX's order. `write_to_disk=False` writes no file."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class SummaryWriter(tensorboard.SummaryWriter):
             rows.append([time.time() if walltime is None else walltime, global_step, float(number)])
 
     def export_scalars_to_json(self, path):
-        """What add_scalars was given, {folder/main tag/tag: [[time, step, number], ...]}."""
+        """Writes everything that add_scalars got, as {folder/main tag/tag: [[time, step, number], ...]}."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump(self.scalar_dict, file)
         self.scalar_dict = {}

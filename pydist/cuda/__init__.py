@@ -1,8 +1,8 @@
-"""CUDA's devices, their memory, streams and events, under PyTorch's names. Nothing is opened before the first question; where
-there is no driver, no device or no `pydist/_cuda.so` in this build, the answer is that there are none.
+"""CUDA devices, their memory, streams and events, with PyTorch's names. Nothing is opened before the first call.
+There are no devices without a driver, without a GPU, or without `pydist/_cuda.so` in this build.
 
-`python -m pydist.compat --cpu-as-cuda N` pretends N GPUs (`pretend`): their names mean the CPU, whose tensors stay what
-they are, so that a script for several GPUs can be tried on a laptop.
+`python -m pydist.compat --cpu-as-cuda N` pretends N GPUs (see `pretend`): their names mean the CPU, and tensors stay
+there, so that a script for several GPUs can be tried on a laptop.
 
 >>> import pydist
 >>> pydist.cuda.is_available(), pydist.cuda.device_count()
@@ -28,39 +28,39 @@ _Properties = namedtuple("_CudaDeviceProperties", "name major minor total_memory
 
 
 def pretend(count):
-    """From now on, here and in programs started from here, devices cuda:0 to cuda:count-1 mean the CPU. A warning says
-    so. Raises ValueError for a count outside 0 to 128."""
+    """From now on, in this process and in programs started from it, the devices cuda:0 to cuda:count-1 mean the CPU.
+    Warns about it. Raises ValueError for a count outside 0 to 128."""
     _C.pretend_cuda(count)
     os.environ["PYDIST_CPU_AS_CUDA"] = str(count)
     if count:
-        warnings.warn(f"{count} GPUs are pretended: what runs on cuda and nccl runs on the CPU", stacklevel=2)
+        warnings.warn(f"pydist pretends {count} GPUs: code for cuda and nccl runs on the CPU", stacklevel=2)
 
 
 OutOfMemoryError = _C.OutOfMemoryError
 
 
 def device_count():
-    """How many GPUs there are, or are pretended."""
+    """The number of GPUs, or of pretended ones."""
     return _C.pretended_cuda() or _C.cuda_count()
 
 
 def is_available():
-    """Whether there is a device, or one is pretended."""
+    """Whether there is a GPU, or a pretended one."""
     return device_count() > 0
 
 
 def is_initialized():
-    """Whether there is a device."""
+    """Whether there is a GPU: there is nothing to initialize."""
     return is_available()
 
 
 def is_bf16_supported(including_emulation=True):
-    """Whether a device takes bfloat16: all that pydist's kernels run on, and pretended ones, do."""
+    """Whether the device supports bfloat16: all GPUs that pydist's kernels run on do, and so do pretended ones."""
     return is_available()
 
 
 def _real():
-    """Whether the devices are GPUs, not pretended ones."""
+    """Whether the devices are GPUs and not pretended ones."""
     return not _C.pretended_cuda() and _C.cuda_count() > 0
 
 
@@ -69,9 +69,9 @@ def _current():
 
 
 def _index(op, device=None):
-    """The index of a device of CUDA's, or of the current one. Raises RuntimeError where it is not there."""
+    """The index of a CUDA device, or of the current one. Raises RuntimeError if there is no such device."""
     if not is_available():
-        raise RuntimeError(f"cuda.{op}: no CUDA device ({_C.cuda_why()})")
+        raise RuntimeError(f"cuda.{op}: there is no CUDA device ({_C.cuda_why()})")
     if device is None:
         return _current()
     device = _C.device(device)
@@ -85,12 +85,12 @@ def _index(op, device=None):
 
 
 def current_device():
-    """The index of the current device. Raises RuntimeError where there is none."""
+    """The index of this thread's current device. Raises RuntimeError if there is none."""
     return _index("current_device")
 
 
 def set_device(device):
-    """Makes it this thread's current device. Raises RuntimeError where it is not there."""
+    """Makes the device the current one of this thread. Raises RuntimeError if there is no such device."""
     index = _index("set_device", device)
     if _real():
         _C.cuda_set_current(index)
@@ -99,12 +99,12 @@ def set_device(device):
 
 
 def get_device_name(device=None):
-    """The name of a device."""
+    """The device's name."""
     return get_device_properties(device).name
 
 
 def get_device_properties(device=None):
-    """(name, major, minor, total_memory, multi_processor_count)"""
+    """(name, major, minor, total_memory, multi_processor_count) of the device."""
     index = _index("get_device_properties", device)
     if _real():
         return _Properties(*_C.cuda_properties(index))
@@ -113,25 +113,25 @@ def get_device_properties(device=None):
 
 
 def get_device_capability(device=None):
-    """(major, minor); (0, 0) where it is pretended: features that scripts switch on by it are not there."""
+    """(major, minor) of the device; (0, 0) for a pretended one, so that scripts do not switch on GPU features."""
     properties = get_device_properties(device)
     return properties.major, properties.minor
 
 
 def synchronize(device=None):
-    """Waits until all work that the device was given is done."""
+    """Waits until the device has done all its work."""
     index = _index("synchronize", device)
     if _real():
         _C.cuda_synchronize(index)
 
 
 def init():
-    """Checks that there is a device; nothing else has to be initialized."""
+    """Does nothing if there is a device; raises RuntimeError if there is none."""
     _index("init")
 
 
 def manual_seed(seed):
-    """Seeds the generator of the current device: as in PyTorch, nothing where there is none."""
+    """Seeds the generator of the current device. As in PyTorch, does nothing without a device."""
     if is_available():
         _C.manual_seed(seed)
 
@@ -140,13 +140,13 @@ manual_seed_all = manual_seed
 
 
 def initial_seed():
-    """The seed of the current device's generator, which is the CPU's where GPUs are pretended."""
+    """The seed of the current device's generator; for pretended GPUs that of the CPU."""
     _index("initial_seed")
     return _C.initial_seed()
 
 
 def seed():
-    """A seed from the system for the current device: nothing where there is none."""
+    """Seeds the current device with a number from the system. Does nothing without a device."""
     if is_available():
         from pydist.random import seed
 
@@ -157,42 +157,43 @@ seed_all = seed
 
 
 def get_rng_state(device="cuda"):
-    """The state of the device's generator. Raises RuntimeError where there is no device."""
+    """The state of the device's generator. Raises RuntimeError if there is no device."""
     _index("get_rng_state", device)
     return _C.get_rng_state()
 
 
 def set_rng_state(new_state, device="cuda"):
-    """Sets the state of the random generator that get_rng_state returned. RuntimeError if there is no device."""
+    """Sets the state of the device's generator. Raises RuntimeError if there is no device."""
     _index("set_rng_state", device)
     _C.set_rng_state(new_state)
 
 
 def get_rng_state_all():
-    """One state for each device."""
+    """A list with one state for each device."""
     return [get_rng_state(i) for i in range(device_count())]
 
 
 def set_rng_state_all(new_states):
-    """Sets one state for each device."""
+    """Sets the states of all devices, given as a list."""
     for i, state in enumerate(new_states):
         set_rng_state(state, i)
 
 
 def empty_cache():
-    """Gives cached memory back to the system."""
+    """Returns cached memory to the system."""
     if is_available():
         _C.trim()
 
 
 def ipc_collect():
-    """Does nothing: no memory is shared with other processes."""
+    """Does nothing: pydist caches no memory of other processes."""
 
 
 def memory_stats(device=None):
-    """What tensors and the cache of freed memory hold, under PyTorch's names: allocated_bytes.all (tensors, each rounded up to
-    512) and reserved_bytes.all (with the cache), each .current and .peak; segment.all.current (pieces taken from the driver),
-    num_alloc_retries (after giving cached memory back) and num_ooms."""
+    """The bytes in tensors and in the cache of freed memory, with PyTorch's keys. allocated_bytes.all (tensors, each
+    rounded up to 512) and reserved_bytes.all (with the cache) each have .current and .peak. segment.all.current counts
+    pieces from the driver, num_alloc_retries counts allocations that succeeded after the cache was emptied, num_ooms
+    counts those that failed."""
     if _real():
         held = _C.cuda_memory(_index("memory_stats", device))
     else:
@@ -207,12 +208,12 @@ def memory_stats(device=None):
 
 
 def memory_allocated(device=None):
-    """Bytes of the tensors on the device, each rounded up to 512; of all tensors where GPUs are pretended."""
+    """Bytes of the tensors on the device, each rounded up to 512; for pretended GPUs the bytes of all tensors."""
     return memory_stats(device)["allocated_bytes.all.current"]
 
 
 def max_memory_allocated(device=None):
-    """The largest memory_allocated() since the start, or reset_peak_memory_stats()."""
+    """The largest memory_allocated() since the start or since reset_peak_memory_stats()."""
     return memory_stats(device)["allocated_bytes.all.peak"]
 
 
@@ -222,7 +223,7 @@ def memory_reserved(device=None):
 
 
 def max_memory_reserved(device=None):
-    """The most bytes that tensors and the cache held together, since the last reset_peak_memory_stats."""
+    """The largest memory_reserved() since the start or since reset_peak_memory_stats()."""
     return memory_stats(device)["reserved_bytes.all.peak"]
 
 
@@ -230,7 +231,7 @@ memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
 
 
 def mem_get_info(device=None):
-    """(free, total) bytes of the device, by its driver."""
+    """(free, total) bytes of the device, as the driver says."""
     index = _index("mem_get_info", device)
     if _real():
         return _C.cuda_free_memory(index)
@@ -238,12 +239,13 @@ def mem_get_info(device=None):
 
 
 def memory_summary(device=None, abbreviated=False):
-    """A line of text."""
+    """One line of text with the allocated bytes."""
     return f"{memory_allocated(device)} bytes allocated"
 
 
 def get_arch_list():
-    """The GPUs that the kernels were built for, such as ["sm_80", "sm_90a"]; [] where there are none in this build."""
+    """The GPU architectures that the kernels were built for, such as ["sm_80", "sm_90a"]; [] if this build has no
+    kernels for GPUs."""
     return [word for word in _C.cuda_built().split() if word.startswith("sm_")]
 
 
@@ -253,12 +255,12 @@ def is_current_stream_capturing():
 
 
 def can_device_access_peer(device, peer_device):
-    """True for two pretended devices: they are the same memory."""
+    """Whether a device can read the other one's memory. True for two pretended devices, which share their memory."""
     return _index("can_device_access_peer", device) != _index("can_device_access_peer", peer_device)
 
 
 def reset_peak_memory_stats(device=None):
-    """Lets the peaks in memory_stats begin anew."""
+    """Makes the present bytes the largest ones."""
     if _real():
         _C.cuda_reset_most(_index("reset_peak_memory_stats", device))
 
@@ -267,7 +269,7 @@ reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
 
 
 class device:
-    """`with device(i):` makes it this thread's current device inside; None and -1 change nothing."""
+    """`with device(i):` makes device i the current one of this thread inside the block. None and -1 change nothing."""
 
     def __init__(self, device):
         self.idx = -1 if device is None or device == -1 else _index("device", device)
@@ -283,11 +285,11 @@ class device:
 
 
 class Stream:
-    """A queue of device work, beside the default one; on pretended devices work is done when its call returns. Memory belongs
-    to the stream that it was allocated in: a tensor used in another one must live until that use is done. RuntimeError
-    without a device."""
+    """A queue of device work, besides the default one. On pretended devices work is done when its call returns. Memory
+    belongs to the stream in which it was allocated: a tensor that another stream uses has to live until that use is
+    done. Raises RuntimeError without a device."""
 
-    cuda_stream = 0  # CUDA's own number: 0 is the default stream
+    cuda_stream = 0  # CUDA's handle: 0 is the default stream
 
     def __init__(self, device=None, priority=0, **kwargs):
         self.device_index = _index(type(self).__name__, device)
@@ -303,23 +305,24 @@ class Stream:
 
     @property
     def device(self):
+        """The device of the stream."""
         return _C.device("cuda", self.device_index)
 
     def synchronize(self):
-        """Waits for its work."""
+        """Waits until all work of the stream is done."""
         if _real():
             _C.cuda_stream_wait(self.cuda_stream)
 
     def query(self):
-        """Whether its work is done."""
+        """Whether all work of the stream is done."""
         return _C.cuda_stream_done(self.cuda_stream) if _real() else True
 
     def wait_stream(self, stream):
-        """Later work here comes after what `stream` has been given so far."""
+        """Later work of this stream runs after the work that `stream` has been given so far."""
         self.wait_event(stream.record_event())
 
     def wait_event(self, event):
-        """Later work here comes after the event."""
+        """Later work of this stream runs after the event."""
         if _real():
             _C.cuda_stream_after(self.cuda_stream, event._number())
 
@@ -334,9 +337,10 @@ class Stream:
 
     def __del__(self):
         if getattr(self, "_own", False):
-            _C.cuda_stream_free(self.device_index, self.cuda_stream)  # CUDA lets its work finish first
+            _C.cuda_stream_free(self.device_index, self.cuda_stream)  # CUDA finishes the stream's work first
 
     def record_event(self, event=None):
+        """Records an event (default: a new one) in this stream, and returns it."""
         event = Event() if event is None else event
         event.record(self)
         return event
@@ -353,7 +357,8 @@ class Stream:
 
 
 class Event:
-    """A point in time of a stream. RuntimeError without a device, and for the time between events not recorded."""
+    """A point in time in a stream. Raises RuntimeError without a device, and for the time between events that were not
+    recorded."""
 
     _made = None
 
@@ -367,7 +372,8 @@ class Event:
         return self._made
 
     def record(self, stream=None):
-        """It happens when all that the stream (the current one) has been given so far is done."""
+        """Records the event: it happens when all work that the stream (default: the current one) has been given so far
+        is done."""
         self._time = time.perf_counter()
         if _real():
             _C.cuda_event_record(self._number(), (stream or current_stream()).cuda_stream)
@@ -379,22 +385,22 @@ class Event:
     def elapsed_time(self, end_event):
         """Milliseconds from this event to another one."""
         if self._time is None or end_event._time is None:
-            raise RuntimeError("Event.elapsed_time: both events must be recorded before")
+            raise RuntimeError("Event.elapsed_time: an event was not recorded (expected record() of both first)")
         if _real():
             return _C.cuda_event_between(self._number(), end_event._number())
         return (end_event._time - self._time) * 1e3
 
     def synchronize(self):
-        """Waits for it."""
+        """Waits until the event has happened."""
         if self._made is not None:
             _C.cuda_event_wait(self._made)
 
     def query(self):
-        """Whether it has happened."""
+        """Whether the event has happened."""
         return self._made is None or _C.cuda_event_done(self._made)
 
     def wait(self, stream=None):
-        """Later work of the stream (the current one) comes after it."""
+        """Later work of the stream (default: the current one) runs after the event."""
         (stream or current_stream()).wait_event(self)
 
 
@@ -404,13 +410,13 @@ def stream(stream):
 
 
 def current_stream(device=None):
-    """The stream that this thread's work on the device goes to."""
+    """The stream to which this thread's work on the device goes."""
     index = _index("current_stream", device)
     return Stream._of(index, _C.cuda_stream(index) if _real() else 0)
 
 
 def default_stream(device=None):
-    """The stream on which a device works if the program chooses none."""
+    """The device's default stream."""
     return Stream._of(_index("default_stream", device), 0)
 
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: work that is written down once and then launched as a whole, without the host's part of each op."""
+"""CUDA graphs: work that is captured once and then launched as a whole, without the host's part of each op."""
 
 from pydist import _C, cuda
 from pydist._grad_mode import enable_grad
@@ -9,10 +9,11 @@ from pydist.utils._pytree import tree_map
 
 
 class _Pool:
-    """Memory that graphs write to whenever they are launched; nobody else's until the last of them is gone."""
+    """Memory that graphs write to whenever they are launched. Nothing else may use it until the last of them is
+    deleted."""
 
     def __init__(self, index):
-        self.index, self.number = index, 0  # 0: the first capture makes it
+        self.index, self.number = index, 0  # 0: the first capture makes the pool
 
     def __del__(self):
         if self.number:
@@ -20,25 +21,25 @@ class _Pool:
 
 
 def graph_pool_handle():
-    """A pool for `graph(g, pool=handle)`, for graphs that are launched in the order in which they were captured, one after
-    the other: their temporary tensors share memory then. RuntimeError without a device."""
+    """A pool for `graph(g, pool=handle)`, for graphs that are launched one after the other, in the order in which they
+    were captured. Their temporary tensors share memory. Raises RuntimeError without a device."""
     return _Pool(cuda._index("graph_pool_handle"))
 
 
 class CUDAGraph:
-    """What `graph` writes down; `replay()` does it again.
+    """The work that `graph` captures; `replay()` does it again.
 
-    Everything in a replay is as it was in the capture but the contents of tensors: addresses, shapes, and numbers that the host
-    gives to a launch. So write new inputs into the tensors that were used (`copy_`), and keep a learning rate that changes in a
-    tensor on the GPU. A whole step can be captured, with the optimizer's (capturable=True, where it counts its steps) and the
-    GradScaler's, once a step was made before. Random numbers (dropout) go on with each replay, as they would without a graph; those of
-    a Generator of one's own repeat. What the host reads or gives (`item()`, tensors of the CPU) cannot be captured and raises
-    RuntimeError.
+    In a replay everything is the same as in the capture except the contents of tensors: addresses, shapes, and numbers
+    that the host passes to a launch. So write new inputs into the captured tensors (`copy_`), and keep a learning rate
+    that changes in a tensor on the GPU. A whole step can be captured after one normal step, including that of the
+    optimizer (capturable=True if it counts its steps) and of the GradScaler. Random numbers (dropout) go on with each
+    replay, as without a graph; those of your own Generator repeat. Reads by the host (`item()`) and tensors of the CPU
+    cannot be captured and raise RuntimeError.
 
-    Collectives over several ranks can be captured, by all of them in the same order (NCCL's; nobody may destroy the group
-    while a graph holds some); then all launch the same graphs in the same order.
+    Collectives over several ranks (NCCL) can be captured by all of them in the same order; then all ranks launch the
+    same graphs in the same order. Do not destroy the group while a graph holds its collectives.
 
-    Run the same work a few times before, in a stream of its own: libraries are opened and algorithms chosen then.
+    Run the same work a few times before, in another stream: then libraries are opened and algorithms chosen.
 
     >>> g = pydist.cuda.CUDAGraph()                   # doctest: +SKIP
     >>> with pydist.cuda.graph(g):                    # doctest: +SKIP
@@ -53,29 +54,30 @@ class CUDAGraph:
             raise RuntimeError("CUDAGraph: pretended GPUs have no graphs (expected a CUDA device)")
 
     def capture_begin(self, pool=None, capture_error_mode="global", check_input_liveness=False, *, _forward=None):
-        """Work of the current stream, which must not be the default one, is written down from now on."""
+        """Starts to capture the work of the current stream, which must not be the default one."""
         if self._graph is not None:
-            raise RuntimeError("CUDAGraph.capture_begin: the graph has been captured already (expected reset() before)")
+            raise RuntimeError("CUDAGraph.capture_begin: the graph has been captured already (expected reset() first)")
         self._index = cuda.current_device()
         self._pool = _Pool(self._index) if pool is None else pool
         self._key, self._drawn = _C._rng_key(), 0
-        # What replays add to the keys of random numbers. The backward of a graph draws again what that drew.
+        # What replays add to the keys of random numbers. The backward of a graph draws the forward's numbers again.
         self._past = _forward._past if _forward else _C.zeros((2,), dtype=_C.int64, device=f"cuda:{self._index}")
         self._follows = _forward is not None
         self._pool.number = _C.cuda_capture_begin(self._index, self._pool.number, self._past)
 
     def capture_end(self):
+        """Ends the capture."""
         now = _C._rng_key()
         self._drawn = now[1] - self._key[1]
-        if self._drawn:  # nothing has been drawn yet
+        if self._drawn:  # no random number has been drawn yet
             _C.set_rng_state(self._key)
         self._graph = _C.cuda_capture_end(self._index)
 
     def replay(self):
-        """Launches it in the current stream."""
+        """Launches the graph in the current stream."""
         if self._graph is None:
             raise RuntimeError(
-                "CUDAGraph.replay: nothing has been captured (expected `with pydist.cuda.graph(g)` before)"
+                "CUDAGraph.replay: nothing has been captured (expected `with pydist.cuda.graph(g)` first)"
             )
         if self._drawn and not self._follows:
             seed, call, stream = _C._rng_key()
@@ -85,11 +87,11 @@ class CUDAGraph:
         _C.cuda_graph_launch(self._graph, cuda.current_stream(self._index).cuda_stream)
 
     def pool(self):
-        """Where its tensors lie, for `graph(other, pool=...)`."""
+        """The pool of the graph's tensors, for `graph(other, pool=...)`."""
         return self._pool
 
     def reset(self):
-        """Forgets what was captured. Tensors that it made must not be used any more."""
+        """Drops the captured work. Tensors that it made must not be used any more."""
         if self._graph is not None:
             cuda.synchronize(self._index)
             _C.cuda_graph_free(self._graph)
@@ -101,7 +103,7 @@ class CUDAGraph:
 
 
 class graph:
-    """`with graph(g):` captures the work inside in `g`, in a stream of its own (or `stream`)."""
+    """`with graph(g):` captures the work inside the block into `g`, in a new stream (or `stream`)."""
 
     def __init__(
         self, cuda_graph, pool=None, stream=None, capture_error_mode="global", enable_annotations=False,
@@ -124,7 +126,7 @@ class graph:
         try:
             self._graph.capture_end()
         except RuntimeError:
-            if kind is None:  # else what happened inside says more
+            if kind is None:  # otherwise the error from inside the block says more
                 raise
         finally:
             self._stream.__exit__()
@@ -132,16 +134,17 @@ class graph:
 
 
 def make_graphed_callables(callables, sample_args, num_warmup_iters=3, allow_unused_input=False, pool=None):
-    """Callables (functions or Modules; one, or a tuple of them) whose forward and backward are each launched as one graph.
+    """Callables (functions or Modules; one, or a tuple) whose forward and backward are each launched as one graph.
 
-    sample_args: for each of them a tuple of tensors like those that it will be called with (shapes, dtypes, requires_grad); a
-    single tuple where there is one callable. Functions return a new function; a Module is changed in place, and uses its graphs while
-    its training mode is the one that it was captured in. Autograd goes on through them. Call them in the order of
-    the tuple, each backward before its next forward: graphs share their memory, and results are overwritten by the next call.
-    allow_unused_input: inputs and parameters that the result does not depend on get no gradient, else RuntimeError.
+    sample_args: for each callable a tuple of tensors like those of its later calls (shapes, dtypes, requires_grad); a
+    single tuple for one callable. For a function the result is a new function. A Module is changed in place, and uses
+    its graphs while its training mode is that of the capture. Autograd works through them. Call them in the order of
+    the tuple, each backward before the next forward: graphs share their memory, and the next call overwrites results.
+    allow_unused_input: inputs and parameters that the result does not depend on get no gradient; otherwise they raise
+    RuntimeError.
 
-    RuntimeError for Modules with hooks or with buffers that require gradients, and while autocast keeps casts
-    (`cache_enabled=False` is expected); TypeError for arguments that are no tensors.
+    Raises RuntimeError for Modules with hooks or with buffers that require gradients, and while autocast keeps casts
+    (use `cache_enabled=False`); TypeError for arguments that are not tensors.
 
     >>> model = pydist.cuda.make_graphed_callables(model, (x,))   # doctest: +SKIP
     >>> loss_of(model(batch), y).backward()                       # doctest: +SKIP
@@ -153,7 +156,8 @@ def make_graphed_callables(callables, sample_args, num_warmup_iters=3, allow_unu
         callables, sample_args = (callables,), (sample_args,)
     if len(callables) != len(sample_args):
         raise ValueError(
-            f"make_graphed_callables: {len(callables)} callables, {len(sample_args)} sample_args (expected as many)"
+            f"make_graphed_callables: got {len(callables)} callables and {len(sample_args)} sample_args (expected "
+            "one per callable)"
         )
     parts = [_Part(f, args, allow_unused_input) for f, args in zip(callables, sample_args)]
     cuda.synchronize()
@@ -183,10 +187,12 @@ class _Part:
             hooks = (f._backward_hooks, f._forward_hooks, f._forward_pre_hooks)
             if any(map(len, hooks)):
                 raise RuntimeError(
-                    "make_graphed_callables: the Module has hooks (expected to register them afterwards)"
+                    "make_graphed_callables: the Module has hooks (expected none; register them afterwards)"
                 )
             if any(b.requires_grad for b in f.buffers()):
-                raise RuntimeError("make_graphed_callables: a buffer requires gradients (expected only parameters to)")
+                raise RuntimeError(
+                    "make_graphed_callables: a buffer requires gradients (expected only parameters that do)"
+                )
         self.args = args
         self.inputs = _flat(args)[0]
         for x in self.inputs:
@@ -203,7 +209,8 @@ class _Part:
         return [y for y in _flat(self.result)[0] if isinstance(y, _C.Tensor)]
 
     def backward(self, outputs, grads):
-        """The gradients of all that wants some; `grads`: those of outputs, or how to make one like an output."""
+        """The gradients of all tensors that require one. `grads`: the gradients of outputs, or a function that makes
+        one like an output."""
         from pydist import autograd
 
         ends = [y for y in outputs if y.requires_grad]

@@ -1,4 +1,4 @@
-"""PyTorch's compiler of scripts, accepted: functions and modules run as they are, in Python."""
+"""PyTorch's compiler of scripts. Its functions are accepted and change nothing: everything runs in Python."""
 
 from typing import Final
 
@@ -33,12 +33,12 @@ unused = _same
 
 
 def is_scripting():
-    """False: nothing is compiled."""
+    """False: pydist never compiles scripts."""
     return False
 
 
 def is_tracing():
-    """False: nothing is traced."""
+    """False: pydist never traces."""
     return False
 
 

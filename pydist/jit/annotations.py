@@ -1,3 +1,3 @@
-"""Names for annotations of scripts, which stand in `typing`."""
+"""Names for annotations of scripts, from `typing`."""
 
 from typing import Any, Dict, List, Optional, Tuple, Union  # noqa: F401

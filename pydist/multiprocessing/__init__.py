@@ -1,6 +1,6 @@
 """Python's multiprocessing, with tensors that travel through queues, pipes and arguments of processes without a copy.
 
-What is sent is the descriptor of the memory: sender and receiver see the same elements, as with PyTorch. The sender has
+pydist sends the descriptor of the memory: sender and receiver see the same elements, as with PyTorch. The sender has
 to live until the receiver has taken the tensor.
 
 >>> from pydist import multiprocessing as mp
@@ -36,7 +36,7 @@ __all__ = [
     "start_processes",
 ]
 
-_supports_context = True  # of Python 2's time: old loaders ask
+_supports_context = True  # from Python 2's time: old data loaders check it
 init_reductions()
 
 
@@ -51,6 +51,7 @@ def get_sharing_strategy():
 
 
 def set_sharing_strategy(new_strategy):
-    """Accepts "file_descriptor" and, for scripts that ask for it, "file_system", which is served by the former."""
+    """Accepts "file_descriptor". Also accepts "file_system", because scripts ask for it; "file_descriptor" serves
+    it."""
     if new_strategy not in ("file_descriptor", "file_system"):
-        raise ValueError(f"set_sharing_strategy: {new_strategy!r} (expected 'file_descriptor')")
+        raise ValueError(f"set_sharing_strategy: got {new_strategy!r} (expected 'file_descriptor')")

@@ -1,9 +1,9 @@
-"""Functions that a fresh interpreter cannot import, sent as what they are made of.
+"""Sends functions that a fresh interpreter cannot import, by their parts.
 
-A function of a script's `__main__`, or of any module, travels by name: the child imports the module. That is impossible
-for a notebook's cells, `python -c`, standard input, and for lambdas and nested functions. Those go as code, defaults,
-closure and, where their module cannot be imported either, the globals that they name; classes as their dictionaries.
-The child puts them into its own `__main__`.
+A function of a script's `__main__`, or of any module, is sent by name: the child imports the module. That is impossible
+for a notebook's cells, `python -c`, standard input, and for lambdas and nested functions. Those are sent as code,
+defaults and closure; if their module cannot be imported either, also as the globals that they name. Classes are sent as
+their dictionaries. The child puts them into its own `__main__`.
 """
 
 import io
@@ -18,7 +18,7 @@ _NOT_COPIED = ("__dict__", "__weakref__", "__module__", "__doc__", "__qualname__
 
 
 def main_is_lost():
-    """Whether a fresh interpreter has no way to import this one's `__main__`."""
+    """Whether a fresh interpreter cannot import this process's `__main__`."""
     main = sys.modules["__main__"]
     return getattr(main, "__spec__", None) is None and not os.path.isfile(getattr(main, "__file__", None) or "")
 
@@ -48,7 +48,7 @@ def _make_function(code, name, module, cells):
 
 def _fill_function(function, state):
     for cell, content in zip(function.__closure__ or (), state.pop("closure")):
-        if content:  # empty: not assigned yet
+        if content:  # an empty cell: not assigned yet
             cell.cell_contents = content[0]
     for name, value in state.pop("globals").items():
         function.__globals__.setdefault(name, value)
@@ -88,7 +88,7 @@ class _Pickler(pickle.Pickler):
     def _function(obj):
         lost = obj.__module__ == "__main__" and main_is_lost()
         names = sorted(_named_globals(obj.__code__) & obj.__globals__.keys())
-        names = [name for name in names if lost or name[0] == "@"]  # @: what pytest put behind an assert
+        names = [name for name in names if lost or name[0] == "@"]  # @: names that pytest adds for asserts
         state = {
             "closure": [_contents(cell) for cell in obj.__closure__ or ()],
             "globals": {name: obj.__globals__[name] for name in names},

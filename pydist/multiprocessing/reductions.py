@@ -1,5 +1,5 @@
-"""How tensors are sent to another process: their memory becomes shared, its descriptor travels, and views say where
-they lie in it. A receiver maps the same memory once, however many views come."""
+"""How tensors are sent to another process: their memory becomes shared, its descriptor is sent, and views say where
+they are in it. A receiver maps the same memory once, however many views arrive."""
 
 import copy
 import os
@@ -17,8 +17,8 @@ def _identity(fd, dtype):
 
 
 def reduce_tensor(tensor, pass_fd=DupFd):
-    """(function, arguments) that make the tensor in another process; pass_fd makes of the memory's descriptor an object
-    whose detach() there gives one. Raises RuntimeError for one with a history."""
+    """(function, arguments) that make the tensor in another process. pass_fd turns the memory's descriptor into an
+    object whose detach() returns a descriptor there. Raises RuntimeError for a tensor with a history."""
     if tensor.requires_grad and not tensor.is_leaf:
         raise RuntimeError("multiprocessing: the tensor is part of a graph (expected a leaf; use detach())")
     data = tensor.detach().share_memory_()
@@ -29,7 +29,7 @@ def reduce_tensor(tensor, pass_fd=DupFd):
 
 
 def sendable(tensor):
-    """The tensor, or a copy where its memory cannot become shared because it is lent (numpy()) or read-only."""
+    """The tensor; or a copy if its memory cannot become shared, because it is lent (numpy()) or read-only."""
     try:
         tensor.detach().share_memory_()
     except (RuntimeError, ValueError):
@@ -38,7 +38,7 @@ def sendable(tensor):
 
 
 def rebuild_tensor(kind, descriptor, size, dtype, offset, shape, stride, requires_grad, attributes):
-    """The tensor that reduce_tensor described, in the process that receives it."""
+    """The tensor in the receiving process."""
     fd = descriptor.detach()
     try:
         key = _identity(fd, dtype)
@@ -58,7 +58,7 @@ def rebuild_tensor(kind, descriptor, size, dtype, offset, shape, stride, require
 
 
 def init_reductions():
-    """Lets multiprocessing pickle tensors and parameters as descriptors of shared memory."""
+    """Teaches multiprocessing's pickler to send tensors."""
     from pydist.nn import Parameter
 
     for kind in (_C.Tensor, Parameter):

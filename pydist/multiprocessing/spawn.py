@@ -1,6 +1,6 @@
-"""spawn: fresh Python processes that call a function with their index, as PyTorch's scripts start their ranks.
+"""spawn: fresh Python processes that call a function with their index. PyTorch's scripts start their ranks in this way.
 
-The processes are made by fork and exec, so they share nothing with their parent; they die with it. Functions of a
+The processes are made by fork and exec, so they share nothing with their parent. They die with it. Functions of a
 notebook, of standard input and of `python -c` are sent by value.
 """
 
@@ -18,13 +18,13 @@ from pydist import _C
 from pydist._launch.traces import is_peer_failed
 from pydist.multiprocessing._by_value import Carried, main_is_lost
 
-_GRACE = 1.0  # s in which a rank that caused others to fail may follow them
+_GRACE = 1.0  # s to wait for the rank that caused others to fail
 _GRACE_TERM = 0.5  # s between SIGTERM and SIGKILL
-_GRACE_INTERRUPT = 2.0  # s that children have after Ctrl-C, as under the launcher
+_GRACE_INTERRUPT = 2.0  # s for children to end after Ctrl-C, as under the launcher
 
 
 class ProcessException(Exception):
-    """A process of a ProcessContext ended badly: error_index (which), error_pid."""
+    """A process of a ProcessContext failed: error_index (which one), error_pid."""
 
     def __init__(self, msg, error_index, error_pid):
         super().__init__(msg)
@@ -35,11 +35,11 @@ class ProcessException(Exception):
 
 
 class ProcessRaisedException(ProcessException):
-    """Its function raised; the text ends with the traceback."""
+    """The process's function raised an error. The text ends with its traceback."""
 
 
 class ProcessExitedException(ProcessException):
-    """It exited with a code that is not zero, or by a signal: exit_code (negative: the signal), signal_name."""
+    """The process exited with a nonzero code or by a signal: exit_code (negative: the signal), signal_name."""
 
     def __init__(self, msg, error_index, error_pid, exit_code, signal_name=None):
         super().__init__(msg, error_index, error_pid)
@@ -75,20 +75,20 @@ class _Report:
 
 
 def _become_child(parent, meeting):
-    """The child dies with its parent, and meets its siblings where nobody else is."""
+    """Makes the child die with its parent, and meet its siblings at a place of their own."""
     if parent is not None:
         _C.die_with(parent)
-    for name in ("PYDIST_CONTROL", "PYDIST_SECRET_FD"):  # a launcher's word is for its own worker
+    for name in ("PYDIST_CONTROL", "PYDIST_SECRET_FD"):  # a launcher's variables are for its own worker
         os.environ.pop(name, None)
     os.environ["PYDIST_MEETING"] = meeting
 
 
 def _run(carried, index, args, report, parent, meeting):
-    """The child: its traceback goes to the other ranks and to the parent, which prints it."""
+    """Runs the child. Its traceback goes to the other ranks and to the parent, which prints it."""
     _become_child(parent, meeting)
     try:
         carried.fn(index, *args)
-    except KeyboardInterrupt:  # the parent has got it too
+    except KeyboardInterrupt:  # the parent has got the signal, too
         sys.exit(130)
     except Exception:
         text = traceback.format_exc()
@@ -103,16 +103,18 @@ class ProcessContext:
 
     def __init__(self, processes, reports):
         self.processes, self._reports = processes, reports
-        self._ended = []  # indices, in order
+        self._ended = []  # indices of ended processes, in order
         self.sentinels = {process.sentinel: index for index, process in enumerate(processes)}
 
     def pids(self):
+        """The process ids, by index."""
         return [process.pid for process in self.processes]
 
     def join(self, timeout=None, grace_period=None):
-        """True once all have ended well, False where some still run after `timeout` seconds. If one ends badly, the
-        others are ended (SIGTERM, after `grace_period` seconds, 0.5, SIGKILL) and the error of the one that failed
-        first is raised: ProcessRaisedException with its traceback, or ProcessExitedException."""
+        """Returns True when all processes have ended without error, False if some still run after `timeout` seconds. If
+        one fails, the others are ended (SIGTERM, then SIGKILL after `grace_period` seconds, default 0.5), and the error
+        of the process that failed first is raised: ProcessRaisedException with its traceback, or
+        ProcessExitedException."""
         if not self._wait(timeout, self._failed):
             return not self.sentinels
         self._wait(_GRACE, lambda: self._cause() is not None)
@@ -122,7 +124,7 @@ class ProcessContext:
         raise error
 
     def _wait(self, timeout, enough):
-        """Sees processes end until enough() or nobody is left or the time is over; whether it is enough."""
+        """Waits until enough() is true, no process is left, or the time is over. Returns whether enough() is true."""
         deadline = None if timeout is None else monotonic() + timeout
         while not enough() and self.sentinels:
             left = None if deadline is None else deadline - monotonic()
@@ -139,7 +141,7 @@ class ProcessContext:
         return [index for index in self._ended if self.processes[index].exitcode]
 
     def _cause(self):
-        """The first that failed by itself, not because another one did; None: not known yet."""
+        """The first process that failed by itself and not because of another one; None if that is not known yet."""
         return next((index for index in self._failed() if not is_peer_failed(self._reports[index].read())), None)
 
     def _error(self, index):
@@ -164,12 +166,12 @@ class ProcessContext:
             self._wait(seconds, lambda: not self.sentinels)
 
 
-SpawnContext = ProcessContext  # PyTorch's old name
+SpawnContext = ProcessContext  # PyTorch's older name
 
 
 @contextmanager
 def _without_lost_main():
-    """multiprocessing takes a `__file__` of "<stdin>" for a file that the child can run."""
+    """multiprocessing takes a `__file__` of "<stdin>" for a file that the child can run; this hides it."""
     main = sys.modules["__main__"]
     path = main.__dict__.pop("__file__", None) if main_is_lost() else None
     try:
@@ -191,18 +193,18 @@ def start_processes(fn, args=(), nprocs=1, join=True, daemon=False, start_method
     try:
         while not started.join():
             pass
-    except KeyboardInterrupt:  # the children of a terminal have got it too
+    except KeyboardInterrupt:  # children in the same terminal have got the signal, too
         started._wait(_GRACE_INTERRUPT, lambda: not started.sentinels)
         started._end_others(_GRACE_TERM)
         raise
 
 
 def _start(body, carried, args, nprocs, daemon=False, start_method="spawn", report=_Report):
-    """The ProcessContext of body(carried, index, args, report, parent, meeting) in `nprocs` processes."""
+    """The ProcessContext that runs body(carried, index, args, report, parent, meeting) in `nprocs` processes."""
     context = get_context(start_method)
-    # The kernel tells children of the death of the thread that made them; only the main thread lives as long as we do.
+    # The kernel signals children when the thread that made them dies; only the main thread outlives all others.
     parent = os.getpid() if start_method != "forkserver" and current_thread() is main_thread() else None
-    meeting = f"job://{secrets.token_hex(8)}"  # for init_process_group in the children
+    meeting = f"job://{secrets.token_hex(8)}"  # where init_process_group in the children meets
     processes, reports = [], []
     try:
         for index in range(nprocs):
@@ -219,13 +221,13 @@ def _start(body, carried, args, nprocs, daemon=False, start_method="spawn", repo
 
 
 def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
-    """Calls fn(index, *args) in `nprocs` fresh processes, index 0 to nprocs - 1.
+    """Calls fn(index, *args) in `nprocs` fresh processes, with index 0 to nprocs - 1.
 
-    join=True waits: if one raises, the others are ended and ProcessRaisedException with its traceback is raised here;
-    if one exits with another code or by a signal, ProcessExitedException. join=False returns the ProcessContext at
-    once. `fn` may come from a script (under `if __name__ == "__main__"`), a module, a notebook, standard input or be
-    nested. The processes may call init_process_group(rank=index, world_size=nprocs): they meet without MASTER_ADDR and
-    MASTER_PORT, which count where they are set. Tensors, queues and other things of multiprocessing may be among `args`. No process outlives this one, unless
-    spawn is called from a thread other than the main one.
+    join=True waits. If a process raises, the others are ended and ProcessRaisedException is raised here with its
+    traceback; if it exits with a nonzero code or by a signal, ProcessExitedException. join=False returns the
+    ProcessContext at once. `fn` may come from a script (under `if __name__ == "__main__"`), a module, a notebook or
+    standard input, or be nested. The processes may call init_process_group(rank=index, world_size=nprocs): they meet
+    without MASTER_ADDR and MASTER_PORT, which are used if they are set. `args` may hold tensors, queues and other
+    objects of multiprocessing. No process outlives this one, unless a thread other than the main one calls spawn.
     """
     return start_processes(fn, args, nprocs, join, daemon, start_method)

@@ -1,8 +1,9 @@
-"""Where a program's time goes: `profile`, PyTorch's profiler by name and signature, on the engine's own events.
+"""Measures where a program's time goes: `profile`, with the name and signature of PyTorch's profiler, records events of
+the engine.
 
-Recorded are ops and their parts, gradients of the tape's nodes (`linear.backward`), backward as a whole, fused optimizer
-steps, collectives (the call, and in a lane of its own `comm:all_reduce`, from its begin on this rank to its end), and
-`record_function`'s own spans. Without a profiler running all this costs one load for each of them.
+It records ops and their parts, gradients of nodes (`linear.backward`), backward as a whole, fused optimizer steps,
+collectives (the call, and on its own line `comm:all_reduce`, from its beginning on this rank to its end), and spans of
+`record_function`. While no profiler runs, each of them costs one load.
 
 >>> import pydist
 >>> from pydist.profiler import profile, record_function
@@ -46,5 +47,5 @@ __all__ = [
 
 
 def kineto_available():
-    """Whether traces can be exported; True, as the engine records them itself."""
+    """Whether traces can be exported. True: the engine records them itself."""
     return True

@@ -1,4 +1,4 @@
-"""What was recorded, as a list of events and as averages over events of one name."""
+"""Recorded events as a list, and as averages over events with the same name."""
 
 from collections import defaultdict
 from enum import Enum
@@ -8,12 +8,14 @@ from pydist.profiler.table import build_table, time_text
 
 
 class DeviceType(Enum):
+    """PyTorch's kinds of devices in events."""
+
     CPU = 0
     CUDA = 1
 
 
 class Interval:
-    """From `start` to `end`, in microseconds since the profiler began."""
+    """The time from `start` to `end`, in microseconds since the profiler began."""
 
     __slots__ = ("start", "end")
 
@@ -21,6 +23,7 @@ class Interval:
         self.start, self.end = start, end
 
     def elapsed_us(self):
+        """The length in microseconds."""
         return self.end - self.start
 
     def __repr__(self):
@@ -28,7 +31,7 @@ class Interval:
 
 
 class _Times:
-    """What events and averages have in common: means, texts, and zeros for devices that there are not."""
+    """The common part of events and averages: means, texts, and zeros for devices that do not exist."""
 
     node_id = -1
     device_type = DeviceType.CPU
@@ -59,9 +62,9 @@ class _Times:
 
 
 class FunctionEvent(_Times):
-    """One span: `name`, `thread` (the system's number, or a group's lane), `time_range`, `input_shapes`, `stack` (innermost
-    line first), `flops`, `bytes` (read and written by its own kernel), memory that tensors gained, parent and children;
-    `device_index` and `device_time_range` of the work that it gave a GPU, or None."""
+    """One span: `name`, `thread` (the system's number, or the line of a group), `time_range`, `input_shapes`, `stack`
+    (innermost line first), `flops`, `bytes` (read and written by its own kernel), memory that tensors gained, parent
+    and children. `device_index` and `device_time_range` of the work that it gave a GPU, or None."""
 
     __slots__ = ("id", "name", "kind", "thread", "time_range", "input_shapes", "stack", "flops", "bytes", "cpu_memory_usage",
                  "cpu_children", "cpu_parent", "device_index", "device_time_range")  # fmt: skip
@@ -80,36 +83,42 @@ class FunctionEvent(_Times):
             device and Interval(device[1] / 1e3, device[2] / 1e3),
         )
 
-    key = property(lambda self: self.name)
-    scope = property(lambda self: self.kind)
+    key = property(lambda self: self.name, doc="The event's name.")
+    scope = property(lambda self: self.kind, doc='The kind of event: "user" for record_function.')
 
     @property
     def is_async(self):
-        """A collective under way: it costs no thread its time."""
+        """Whether this is a collective in progress, which takes no time of a thread."""
         return self.kind == "communication"
 
     @property
     def is_user_annotation(self):
+        """Whether record_function made it."""
         return self.kind == "user"
 
     @property
     def cpu_time_total(self):
+        """Its time in microseconds, children included."""
         return self.time_range.elapsed_us()
 
     @property
     def self_cpu_time_total(self):
+        """Its time in microseconds, without its children."""
         return 0.0 if self.is_async else self.cpu_time_total - sum(e.cpu_time_total for e in self.cpu_children)
 
     @property
     def device_time_total(self):
+        """The GPU's time for its work in microseconds, children included."""
         return self.device_time_range.elapsed_us() if self.device_time_range else 0.0
 
     @property
     def self_device_time_total(self):
+        """The GPU's time for its work in microseconds, without its children."""
         return max(self.device_time_total - sum(e.device_time_total for e in self.cpu_children), 0.0)
 
     @property
     def self_cpu_memory_usage(self):
+        """The bytes that tensors gained in it, without its children."""
         return self.cpu_memory_usage - sum(e.cpu_memory_usage for e in self.cpu_children)
 
     def __repr__(self):
@@ -129,7 +138,7 @@ class FunctionEventAvg(_Times):
         self.input_shapes, self.stack, self.is_async = None, (), False
 
     def add(self, other):
-        """Counts an event, or an average of the same key, in; returns self."""
+        """Adds an event, or an average with the same key. Returns self."""
         if self.key is None:
             self.key, self.kind, self.is_async = other.key, other.kind, other.is_async
             self.input_shapes, self.stack = other.input_shapes, other.stack
@@ -149,7 +158,8 @@ class FunctionEventAvg(_Times):
 
 
 class EventList(list):
-    """Events or averages, with PyTorch's methods; `dropped` events did not fit the profiler's buffer."""
+    """Events or averages, with PyTorch's methods. `dropped`: the number of events that did not fit the profiler's
+    buffer."""
 
     def __init__(self, events=(), *, dropped=0, profile_memory=False, with_flops=False):
         super().__init__(events)
@@ -178,8 +188,9 @@ class EventList(list):
         top_level_events_only=False,
         time_unit=None,
     ):
-        """The events as text, the `row_limit` (-1: all) that have most of `sort_by`: count, cpu_time, cpu_time_total,
-        self_cpu_time_total, cpu_memory_usage, self_cpu_memory_usage, flops, bytes, or the same names with cuda or device."""
+        """The events as text: the `row_limit` (-1: all) events with the most of `sort_by`. sort_by: count, cpu_time,
+        cpu_time_total, self_cpu_time_total, cpu_memory_usage, self_cpu_memory_usage, flops, bytes, or the same names
+        with cuda or device."""
         return build_table(
             self,
             sort_by=sort_by,
@@ -195,7 +206,8 @@ class EventList(list):
         return self.table()
 
     def key_averages(self, group_by_input_shapes=False, group_by_stack_n=0):
-        """One FunctionEventAvg for each name, and input shapes or the innermost n lines where asked for."""
+        """One FunctionEventAvg for each name; on request also for each list of input shapes or the innermost n
+        lines."""
         found = defaultdict(FunctionEventAvg)
         for e in self:
             shapes = str(e.input_shapes) if group_by_input_shapes else ""
@@ -207,7 +219,7 @@ class EventList(list):
         return EventList(found.values(), dropped=self.dropped, **self._options)
 
     def total_average(self):
-        """The sum of all, as one FunctionEventAvg with the key "Total"."""
+        """The sum of all events, as one FunctionEventAvg with the key "Total"."""
         total = FunctionEventAvg()
         for e in self:
             total.add(e)
@@ -221,7 +233,7 @@ class EventList(list):
         write(path, self)
 
     def export_stacks(self, path, metric="self_cpu_time_total"):
-        """Writes "outer;...;inner microseconds" lines, for flame graphs; needs with_stack=True."""
+        """Writes "outer;...;inner microseconds" lines, for flame graphs. Needs with_stack=True."""
         if metric not in ("self_cpu_time_total", "self_cuda_time_total", "self_xpu_time_total"):
             raise ValueError(f"export_stacks: metric is {metric!r} (expected 'self_cpu_time_total')")
         with open(path, "w") as file:
@@ -235,7 +247,7 @@ _TITLES = {"in place": "{}_", "backward": "{}.backward", "communication": "comm:
 
 
 def _nest(events):
-    """Sets parents and children: spans of a thread are one within the other, or apart."""
+    """Sets parents and children: two spans of a thread are either one inside the other, or apart."""
     lanes = defaultdict(list)
     for e in events:
         if not e.is_async:
@@ -253,7 +265,7 @@ def _nest(events):
 
 
 def _lines(stacks):
-    """By number, the lines of each stack, those of this package left out."""
+    """The lines of each stack, by its number, without those of this package."""
     from pydist.profiler import __file__ as here
 
     own = here.rpartition("profiler")[0]
@@ -269,7 +281,7 @@ def _lines(stacks):
 
 
 def from_rows(rows, dropped, stacks, start, options):
-    """The events of `_C._profile_take()`; `start`: the monotonic ns from which times count. Options: record_shapes,
+    """The events of `_C._profile_take()`. `start`: the monotonic ns from which times count. Options: record_shapes,
     profile_memory, with_flops."""
     lines, events = _lines(stacks), []
     for i, (name, kind, lane, begin, end, moved, held, stack, shapes, device) in enumerate(rows):

@@ -1,7 +1,9 @@
-"""Floating-point operations of products, by the shapes of results and inputs; a multiplication and an addition are two.
+"""Floating-point operations of products, from the shapes of results and inputs. A multiplication and an addition are
+two.
 
-Each op that has a formula is counted where its kernel runs, so what is composed of them has none of its own. Attention
-counts all pairs, also those that causality leaves out."""
+Each op with a formula is counted where its kernel runs, so ops that are composed of others have no formula. Attention
+counts all pairs, also those that causality excludes.
+"""
 
 from math import prod
 
@@ -31,7 +33,7 @@ def _attend(results, inputs):
 
 
 def _attend_backward(results, inputs):
-    """Five products where forward has two: the scores anew, and the gradients of scores, query, key and value."""
+    """Five products (forward has two): the scores again, and the gradients of scores, query, key and value."""
     query, key = results[0], results[1]
     return 2 * key[2] * (3 * prod(query) + 2 * prod(inputs[0])) if query and key else 0
 
@@ -49,6 +51,6 @@ BACKWARD = {"attend": _attend_backward}
 
 
 def count(name, kind, results, inputs):
-    """The operations of one event itself, 0 where it has no formula."""
+    """The operations of one event itself; 0 if it has no formula."""
     formula = (BACKWARD if kind == "backward" else OPS).get(name)
     return formula(results, inputs) if formula else 0

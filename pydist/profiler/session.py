@@ -1,4 +1,4 @@
-"""One profiling session: when it records, and what becomes of what it has recorded."""
+"""One profiling session: when it records, and what happens with the recorded events."""
 
 import json
 import time
@@ -12,13 +12,15 @@ from pydist.profiler.trace import write
 
 
 class ProfilerActivity(Enum):
+    """The activities that a profiler may record: CPU, CUDA and XPU."""
+
     CPU = 0
     CUDA = 1
     XPU = 2
 
 
 class ProfilerAction(Enum):
-    """What a step of the schedule is for."""
+    """What a step of the schedule does."""
 
     NONE = 0
     WARMUP = 1
@@ -30,14 +32,15 @@ _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 def supported_activities():
-    """The activities that can be recorded: CPU, and CUDA where there is a GPU."""
+    """The activities that can be recorded: CPU, and CUDA if there is a GPU."""
     return {ProfilerActivity.CPU, ProfilerActivity.CUDA} if cuda._real() else {ProfilerActivity.CPU}
 
 
 def schedule(*, wait, warmup, active, repeat=0, skip_first=0, skip_first_wait=0):
-    """A function from a step's number to a ProfilerAction: after `skip_first` steps, cycles of `wait` steps without
-    profiling, `warmup` steps and `active` recorded ones, the last of which ends with on_trace_ready; `repeat` cycles, 0:
-    without end. With skip_first_wait the first cycle has no `wait`. ValueError: a negative number, or no active step.
+    """A function from a step's number to a ProfilerAction. After `skip_first` steps come cycles of `wait` steps without
+    profiling, `warmup` steps, and `active` recorded steps; the last of these calls on_trace_ready. `repeat`: the number
+    of cycles; 0: no limit. With skip_first_wait the first cycle has no `wait`. Raises ValueError for a negative number
+    or for no active step.
 
     >>> from pydist.profiler import schedule
     >>> [schedule(wait=1, warmup=1, active=2)(step).name for step in range(5)]
@@ -67,7 +70,7 @@ def schedule(*, wait, warmup, active, repeat=0, skip_first=0, skip_first_wait=0)
 
 
 class record_function:
-    """A span of one's own, as a context manager or a decorator: `with record_function("forward"): ...`.
+    """Your own span, as a context manager or a decorator: `with record_function("forward"): ...`.
 
     >>> from pydist.profiler import record_function
     >>> @record_function("twice")
@@ -101,14 +104,15 @@ class record_function:
 
 
 def _epoch():
-    """The epoch's ns at time.monotonic_ns() 0, by the closest of some pairs of looks: another process may come between two."""
+    """The epoch's ns at time.monotonic_ns() 0, from the closest of some pairs of readings: another process may run
+    between two."""
     looks = ((time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(8))
     before, now, after = min(looks, key=lambda look: look[2] - look[0])
     return now - (before + after) // 2
 
 
 class Recording:
-    """Starts and stops the engine's recording, and keeps what the last one gave: `events`, and `began`, ns of the epoch."""
+    """Starts and stops the engine's recording, and keeps the last result: `events`, and `began`, ns of the epoch."""
 
     def __init__(self, *, record_shapes, profile_memory, with_stack, with_flops, max_events, gpu=False):
         self._options = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_flops": with_flops}
@@ -116,19 +120,21 @@ class Recording:
         self.running, self.events, self._raw = False, None, None
 
     def start(self):
+        """Starts to record."""
         _C._profile_start(*self._start)
         self.running, self.events = True, None
         self.monotonic = time.monotonic_ns()
         self.began = _epoch() + self.monotonic
 
     def stop(self):
+        """Stops to record, and takes the rows."""
         _C._profile_stop()
         self.running, self._raw = False, _C._profile_take()
 
     def take(self, op):
-        """The events, made from the rows when they are first asked for."""
+        """The events, made from the rows when they are first needed."""
         if self.running:
-            raise RuntimeError(f"{op}: the profiler is running (expected to leave its context, or stop(), before)")
+            raise RuntimeError(f"{op}: the profiler is running (expected stop(), or the end of its context, first)")
         if self._raw is not None:
             self.events, self._raw = from_rows(*self._raw, self.monotonic, self._options), None
         if self.events is None:
@@ -139,16 +145,18 @@ class Recording:
 
 
 class profile:
-    """Records what runs between start() and stop(), or within the context.
+    """Records what runs between start() and stop(), or inside the context.
 
-    `schedule` says for each step() whether to record; at the end of each recorded cycle on_trace_ready(self) is called.
-    `record_shapes` keeps the shapes of inputs, `profile_memory` by how much the memory of tensors grew, `with_stack` the
-    Python lines (slow), `with_flops` FLOPs of products and the bytes that kernels moved. At most `max_events` spans are
-    kept (72 bytes each, and their shapes); the table says how many were dropped. RuntimeError: another profiler is running.
+    `schedule` says for each step() whether to record. At the end of each recorded cycle on_trace_ready(self) is called.
+    `record_shapes` keeps the shapes of inputs, `profile_memory` how much memory tensors gained, `with_stack` the Python
+    lines (slow), `with_flops` FLOPs of products and the bytes that kernels moved. At most `max_events` spans are kept
+    (72 bytes each, plus their shapes); the table says how many were dropped. Raises RuntimeError if another profiler is
+    running.
 
-    Where there is a GPU, ProfilerActivity.CUDA (by default) records when it did the work of each span, by events in the stream
-    that the thread uses: columns of the table, `device_time_total` of events, and a lane of the trace. What the span's thread gives
-    to other streams or devices is not seen. Without a GPU the activity is left out with a warning.
+    With a GPU, ProfilerActivity.CUDA (on by default) records when the GPU did the work of each span, by events in the
+    stream that the thread uses: columns of the table, `device_time_total` of events, and a line of the trace. Work that
+    the span's thread gives to other streams or devices is not recorded. Without a GPU the activity is ignored with a
+    warning.
 
     >>> import pydist
     >>> with pydist.profiler.profile(with_flops=True) as prof:
@@ -182,11 +190,11 @@ class profile:
         if use_cuda or self.activities - supported_activities():
             if not cuda._real():
                 warnings.warn(
-                    "profile: there is no GPU to profile (only ProfilerActivity.CPU is recorded)", stacklevel=2
+                    "profile: there is no GPU to profile; pydist records only ProfilerActivity.CPU", stacklevel=2
                 )
         if schedule is not None and not callable(schedule):
             raise TypeError(
-                f"profile: schedule is {type(schedule).__name__} (expected a function, as schedule() gives it)"
+                f"profile: schedule is {type(schedule).__name__} (expected a function, such as schedule() returns)"
             )
         self.schedule, self.on_trace_ready = schedule, on_trace_ready
         self.record_shapes, self.profile_memory, self.with_stack, self.with_flops = (
@@ -214,17 +222,19 @@ class profile:
         self.stop()
 
     def start(self):
+        """Starts to record, or starts the schedule."""
         self._turn(ProfilerAction.NONE, self.current_action)
         self._begin_step()
 
     def stop(self):
+        """Stops to record, and calls on_trace_ready if the cycle was recorded."""
         self._end_step()
         self._turn(
             ProfilerAction.RECORD_AND_SAVE if self._recording.running else ProfilerAction.NONE, ProfilerAction.NONE
         )
 
     def step(self):
-        """The next step of the schedule begins."""
+        """Begins the next step of the schedule."""
         self._end_step()
         before, self.step_num = self.current_action, self.step_num + 1
         self.current_action = self._action()
@@ -256,12 +266,12 @@ class profile:
         return self._recording.take("events")
 
     def key_averages(self, group_by_input_shape=False, group_by_stack_n=0, group_by_overload_name=False):
-        """Sums over the events of one name (and of the same input shapes, or innermost lines): an EventList."""
+        """Sums over the events with the same name (and the same input shapes, or innermost lines): an EventList."""
         return self._recording.take("key_averages").key_averages(group_by_input_shape, group_by_stack_n)
 
     def export_chrome_trace(self, path, use_python_export=False):
-        """Writes the last recorded cycle for chrome://tracing or Perfetto; compressed where `path` ends in .gz. The process
-        is the rank: `merge_chrome_traces` makes one file of those of all ranks."""
+        """Writes the last recorded cycle for chrome://tracing or Perfetto, compressed if `path` ends in .gz. The rank
+        is shown as the process; `merge_chrome_traces` joins the files of all ranks."""
         write(path, self._recording.take("export_chrome_trace"), self._recording.began, self._metadata)
 
     def export_stacks(self, path, metric="self_cpu_time_total"):
@@ -281,6 +291,7 @@ class profile:
     preset_metadata_json = add_metadata_json
 
     def toggle_collection_dynamic(self, enable, activities):
+        """Raises NotImplementedError: use a schedule, or stop() and start()."""
         raise NotImplementedError(
             "toggle_collection_dynamic is not supported (expected a schedule, or stop() and start())"
         )

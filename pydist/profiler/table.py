@@ -4,13 +4,13 @@ _UNITS = {"s": 1e6, "ms": 1e3, "us": 1.0}
 
 
 def time_text(us, unit=None):
-    """Microseconds in s, ms or us: "1.234ms"."""
+    """Microseconds as text in s, ms or us: "1.234ms"."""
     unit = unit or ("s" if us >= 1e6 else "ms" if us >= 1e3 else "us")
     return f"{us / _UNITS[unit]:.3f}{unit}"
 
 
 def memory_text(bytes):
-    """Bytes with their unit, as PyTorch writes them."""
+    """Bytes as text in B, KB, MB or GB."""
     for size, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB")):
         if abs(bytes) >= size:
             return f"{bytes / size:.2f} {name}"
@@ -22,7 +22,7 @@ def _share(part, whole):
 
 
 def _scale(values, unit):
-    """(divisor, "G" + unit) that keeps the least of the positive values over 1."""
+    """(divisor, "G" + unit) such that the least positive value is more than 1."""
     least = min((v for v in values if v > 0), default=1)
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
         if least >= size:

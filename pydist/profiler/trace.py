@@ -1,4 +1,4 @@
-"""Traces for chrome://tracing, Perfetto and TensorBoard: one process a rank, one line a thread, one a group's collectives."""
+"""Traces for chrome://tracing, Perfetto and TensorBoard: one process per rank, one line per thread and per group."""
 
 import gzip
 import json
@@ -10,8 +10,8 @@ import time
 # Times are microseconds since a multiple of this: the same for all ranks, and small enough for a double.
 _WEEK = 7 * 86400 * 10**9
 _CATEGORIES = {"user": "user_annotation", "communication": "communication"}
-_GROUPS = 10_000_000  # line of group 0: no thread's number
-_GPUS = 20_000_000  # line of GPU 0
+_GROUPS = 10_000_000  # the line of group 0; no thread has this number
+_GPUS = 20_000_000  # the line of GPU 0
 
 
 def _rank():
@@ -42,7 +42,7 @@ def _open(path, mode):
 
 
 def write(path, events, start=None, metadata=None):
-    """Writes the events; `start`: the epoch's ns at their time 0 (default: now), `metadata`: more top-level entries."""
+    """Writes the events. `start`: the epoch's ns at their time 0 (default: now); `metadata`: more top-level entries."""
     start = time.time_ns() if start is None else start
     base = start - start % _WEEK
     rank, world, backend = _rank()
@@ -83,8 +83,8 @@ def write(path, events, start=None, metadata=None):
 
 
 def merge_chrome_traces(path, *traces):
-    """Writes to `path` one trace of those that ranks exported: each rank is a process of it, on one time line as far as the
-    hosts' clocks agree. Files that end in .gz are compressed."""
+    """Joins the traces of ranks to one trace, written to `path`. Each rank is a process in it. All have one time line,
+    as exact as the hosts' clocks agree. Files that end in .gz are compressed."""
     if not traces:
         raise ValueError("merge_chrome_traces: no traces (expected the files that ranks exported)")
     whole = None
@@ -105,8 +105,8 @@ def merge_chrome_traces(path, *traces):
 
 
 def tensorboard_trace_handler(dir_name, worker_name=None, use_gzip=False, use_python_export=False):
-    """For profile's on_trace_ready: writes each trace to dir_name/<worker_name>.<ns>.pt.trace.json[.gz]; the worker's name is
-    by default that of the host and the process."""
+    """A function for profile's on_trace_ready. It writes each trace to dir_name/<worker_name>.<ns>.pt.trace.json[.gz].
+    The default of worker_name has the host and the process."""
     os.fspath(dir_name)
 
     def handle(prof):

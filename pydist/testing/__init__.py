@@ -1,7 +1,7 @@
-"""For tests of what computes with tensors, on one rank or on several.
+"""Helpers for tests of code that computes with tensors, on one rank or on several.
 
-`assert_close` compares; `run_ranks` calls a function on several ranks and gives their results. In a suite of pytest one
-line in conftest.py makes the latter a fixture, `ranks` (pydist.testing.pytest):
+`assert_close` compares. `run_ranks` calls a function on several ranks and returns their results. In a pytest suite, one
+line in conftest.py makes it a fixture, `ranks` (pydist.testing.pytest):
 
     pytest_plugins = ["pydist.testing.pytest"]
 """

@@ -1,4 +1,4 @@
-"""assert_close: for tests of what computes with tensors."""
+"""assert_close, for tests of code that computes with tensors."""
 
 from pydist import _C
 
@@ -11,7 +11,7 @@ _TOLERANCE = {
 
 
 def _tolerances(a, b, rtol, atol):
-    """Those given, or of the wider of both dtypes' defaults; (0, 0) for integers."""
+    """The given tolerances, or the defaults of the wider dtype; (0, 0) for integers."""
     if (rtol is None) != (atol is None):
         raise ValueError("rtol and atol must both be specified or both be unspecified")
     if rtol is not None:
@@ -21,7 +21,7 @@ def _tolerances(a, b, rtol, atol):
 
 
 def _tensors(actual, expected, check_dtype, where):
-    """Both as tensors, numbers becoming 0-d ones."""
+    """Both as tensors; numbers become 0-d ones."""
     both = [value if isinstance(value, _C.Tensor) else _C.as_tensor(value) for value in (actual, expected)]
     a, b = both
     if a.shape != b.shape:
@@ -35,10 +35,10 @@ def assert_close(
     actual, expected, *, rtol=None, atol=None, equal_nan=False, check_device=True, check_dtype=True,
     check_layout=True, check_stride=False, msg=None, allow_subclasses=True, _where="",
 ):  # fmt: skip
-    """Raises AssertionError unless |actual - expected| <= atol + rtol * |expected| everywhere, and shapes and (check_dtype)
-    dtypes are equal. Lists, tuples and dictionaries are compared entry by entry. rtol and atol are both given or both
-    left to the dtype: 1.3e-6 and 1e-5 for float32, 1e-7 for float64, 1e-3 and 1e-5 for float16, 1.6e-2 and 1e-5 for
-    bfloat16, 0 for the others. `msg`: another text, or a function of the text.
+    """Raises AssertionError unless |actual - expected| <= atol + rtol * |expected| for all elements and the shapes and
+    (check_dtype) dtypes are equal. Lists, tuples and dictionaries are compared entry by entry. Give both rtol and atol
+    or neither; the defaults depend on the dtype: 1.3e-6 and 1e-5 for float32, 1e-7 for float64, 1e-3 and 1e-5 for
+    float16, 1.6e-2 and 1e-5 for bfloat16, 0 for the others. `msg`: another text, or a function of the text.
 
     >>> import pydist
     >>> pydist.testing.assert_close(pydist.tensor([1.0]), pydist.tensor([1.0000001]))

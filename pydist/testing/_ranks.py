@@ -1,4 +1,5 @@
-"""run_ranks: a function on several ranks, as threads or as processes, with a time limit, and nobody left behind."""
+"""run_ranks: runs a function on several ranks, as threads or as processes, with a time limit, and leaves nothing
+behind."""
 
 import faulthandler
 import io
@@ -18,12 +19,12 @@ from pydist.distributed import threads
 from pydist.multiprocessing._by_value import _Pickler
 from pydist.multiprocessing.spawn import _Report, _become_child, _start
 
-_GRACE = 0.5  # s in which ranks whose group was ended may say where they are
+_GRACE = 0.5  # s for ranks whose group was ended to say where they are
 
 
 class RankFailed(RuntimeError):
-    """A rank did not return: `rank`, `world`, `reason` (one line) and `details` (its traceback, where it has one). What it
-    raised is `__cause__`, where that can be sent to this process."""
+    """A rank failed: `rank`, `world`, `reason` (one line) and `details` (its traceback, if there is one). `__cause__`
+    is the rank's exception, if it can be sent to this process."""
 
     def __init__(self, rank, world, reason, details=""):
         super().__init__(f"rank {rank} of {world} {reason}" + (f"\n\n{details.strip()}" if details else ""))
@@ -34,26 +35,26 @@ class RankFailed(RuntimeError):
 
 
 class RankTimeout(RankFailed, TimeoutError):
-    """The time is over and ranks have not returned: `rank` is the first of them, `details` says where all of them are."""
+    """Ranks have not returned in time. `rank` is the first of them; `details` says where all of them are."""
 
 
 RankFailed.__module__ = RankTimeout.__module__ = "pydist.testing"
 
 
 def run_ranks(world, fn, *args, processes=False, timeout=60.0, return_exceptions=False):
-    """Calls fn(rank, *args) on each of `world` ranks that form a process group; returns their results by rank.
+    """Calls fn(rank, *args) on each of `world` ranks, which form a process group. Returns their results by rank.
 
-    Ranks are threads of this process, which takes milliseconds, or (`processes=True`) fresh processes, which takes as long
-    as importing pydist and the module of `fn`. Processes may exit, die by a signal and change what is global; `fn` may
-    be a nested function or a lambda there, too; arguments, what nested functions have of their surroundings, and results
-    are sent by value. get_rank(), collectives, DistributedDataParallel and the generator of random numbers are the
-    rank's own in both forms. What processes print goes where this process's output goes, or what pytest captures of it.
+    Ranks are threads of this process, which start in milliseconds, or (`processes=True`) fresh processes, which start
+    as fast as they import pydist and the module of `fn`. Processes may exit, die by a signal and change global state.
+    In both forms `fn` may be a nested function or a lambda; for processes arguments, closures and results are sent by
+    value. get_rank(), collectives, DistributedDataParallel and the random generator belong to the rank in both forms.
+    Output of processes goes where this process's output goes, or where pytest captures it.
 
-    RankFailed is raised where a rank raised, exited or died, for the rank that did so first by itself, not because of
-    another one; in collectives that wait for it the others get PeerFailed. RankTimeout is raised where ranks have not
-    returned after `timeout` seconds, with the stack of each; processes are ended then, threads are made to leave
-    collectives, and a thread that does something else forever stays. With `return_exceptions=True` nothing is raised but
-    RankTimeout, and a RankFailed stands in the place of the rank's result.
+    Raises RankFailed if a rank raised, exited or died, for the rank that did so first by itself and not because of
+    another one. Other ranks get PeerFailed in collectives that wait for it. Raises RankTimeout, with the stack of each
+    rank, if ranks have not returned after `timeout` seconds. Then processes are ended, and threads are made to leave
+    collectives; a thread that does something else for ever stays. With `return_exceptions=True` only RankTimeout is
+    raised, and a RankFailed takes the place of the rank's result.
 
     >>> import pydist
     >>> def work(rank, start):
@@ -72,18 +73,18 @@ def run_ranks(world, fn, *args, processes=False, timeout=60.0, return_exceptions
         raise TypeError(f"run_ranks: fn is {type(fn).__name__} (expected a function of the rank)")
     if not timeout > 0:
         raise ValueError(f"run_ranks: timeout is {timeout!r} (expected seconds, more than 0)")
-    __tracebackhide__ = True  # of pytest: the caller is what it should show
+    __tracebackhide__ = True  # for pytest: show the caller's line
     kind = _in_processes if processes else _in_threads
     results, errors = kind(world, fn, args, float(timeout), return_exceptions)
     if return_exceptions:
         return [errors.get(rank, result) for rank, result in enumerate(results)]
-    for error in errors.values():  # those that only follow another one's come last
+    for error in errors.values():  # failures that only follow another one come last
         raise error
     return results
 
 
 def _raised(rank, world, error, details=""):
-    """A RankFailed for what a rank raised."""
+    """A RankFailed for an exception of a rank."""
     said = "".join(traceback.format_exception_only(type(error), error)).strip()
     failed = RankFailed(rank, world, f"raised {said}", details)
     failed.__cause__ = error
@@ -91,7 +92,7 @@ def _raised(rank, world, error, details=""):
 
 
 def _stuck(stacks, world, timeout):
-    """RankTimeout for {rank: its stack}."""
+    """A RankTimeout for {rank: its stack}."""
     names = " and ".join(filter(None, (", ".join(map(str, list(stacks)[:-1])), str(list(stacks)[-1]))))
     others = f" (nor have all of {names})" if len(stacks) > 1 else ""
     details = "\n\n".join(f"rank {rank} is here:\n{stack.strip() or '(unknown)'}" for rank, stack in stacks.items())
@@ -113,7 +114,7 @@ def _in_threads(world, fn, args, timeout, patient):
         late = ranks.join(timeout)
         stacks = {rank: _stack_of(ranks.threads[rank]) for rank in late}
     finally:
-        if late is None or late:  # Ctrl-C, or the time is over: who waits in a collective comes out
+        if late is None or late:  # Ctrl-C, or the time is over: ranks that wait in a collective leave it
             for rank in range(world):
                 ranks.end(rank, "the test has ended")
             ranks.join(_GRACE)
@@ -127,7 +128,7 @@ def _in_threads(world, fn, args, timeout, patient):
 
 
 class _Box(_Report):
-    """What a rank leaves: its outcome, and behind it what faulthandler says where the process dies."""
+    """What a rank leaves: its outcome, and after it the text of faulthandler if the process dies."""
 
     def put(self, outcome):
         data = pickle.dumps(outcome)
@@ -146,7 +147,7 @@ class _Box(_Report):
 
 
 def _load(name, path):
-    """Imports the module of a test by its file: pytest does not always leave a way to import it by its name."""
+    """Imports the module of a test from its file: pytest does not always leave a way to import it by name."""
     if name not in sys.modules:
         spec = util.spec_from_file_location(name, path)
         sys.modules[name] = module = util.module_from_spec(spec)
@@ -154,7 +155,7 @@ def _load(name, path):
 
 
 def _sendable(value):
-    """Its pickle, or None."""
+    """The object's pickle, or None."""
     with suppress(Exception):
         data = pickle.dumps(value)
         pickle.loads(data)
@@ -163,11 +164,11 @@ def _sendable(value):
 
 
 def _child(data, rank, args, box, parent, meeting):
-    """A rank as a process: its outcome goes into the box."""
+    """Runs a rank as a process. Its outcome goes into the box."""
     world, module = args
     _become_child(parent, meeting)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    faulthandler.enable(os.dup(box.fd))  # until the very end
+    faulthandler.enable(os.dup(box.fd))  # until the process ends
     try:
         if module is not None:
             _load(*module)
@@ -193,7 +194,7 @@ def _child(data, rank, args, box, parent, meeting):
 
 
 def _packed(fn, args):
-    """fn and args by value, and the module to load before they are opened."""
+    """fn and args by value, and the module to load before they are unpacked."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump((fn, args))
     name = getattr(fn, "__module__", None)
@@ -202,7 +203,7 @@ def _packed(fn, args):
 
 
 def _failure(rank, world, process, box):
-    """The RankFailed of a process that has ended, or None; and whether it only follows another one's."""
+    """(the RankFailed of a process that has ended, or None; whether it only follows the failure of another one)."""
     outcome, text = box.content()
     if outcome is not None and outcome[0] == "raised":
         _, said, trace, error, follows = outcome
@@ -241,7 +242,7 @@ def _in_processes(world, fn, args, timeout, patient):
         elif running.sentinels:
             late = sorted(running.sentinels.values())
             for rank in late:
-                os.kill(processes[rank].pid, signal.SIGABRT)  # faulthandler says where it is
+                os.kill(processes[rank].pid, signal.SIGABRT)  # faulthandler writes where the process is
             running._wait(_GRACE, lambda: False)
             running._end_others(0.0)
             raise _stuck({rank: boxes[rank].content()[1] for rank in late}, world, timeout)

@@ -1,8 +1,8 @@
-"""A plugin of pytest: the fixture `ranks`. A suite takes it by one line in the conftest.py of its top folder:
+"""A pytest plugin with the fixture `ranks`. A suite adds it by one line in the conftest.py of its top folder:
 
     pytest_plugins = ["pydist.testing.pytest"]
 
-and its tests run distributed code by one more:
+and its tests run distributed code like this:
 
     def test_sum(ranks):
         def work(rank):
@@ -20,8 +20,9 @@ from pydist.testing._ranks import RankFailed, run_ranks
 
 @pytest.fixture
 def ranks():
-    """pydist.testing.run_ranks: `ranks(world, fn, *args, processes=False, timeout=60.0)` calls fn(rank, *args) on each
-    of `world` ranks and returns what they returned, by rank. A rank that skips its test skips the whole test."""
+    """pydist.testing.run_ranks as a fixture: `ranks(world, fn, *args, processes=False, timeout=60.0)` calls fn(rank,
+    *args) on each of `world` ranks and returns the results by rank. If a rank skips its test, the whole test is
+    skipped."""
 
     def run(world, fn, *args, **options):
         __tracebackhide__ = True

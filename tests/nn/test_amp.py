@@ -140,9 +140,9 @@ def test_state_and_nesting():
         assert (x @ x).dtype is pydist.bfloat16
         raise KeyError
     assert (x @ x).dtype is pydist.float32 and not pydist.is_autocast_cpu_enabled()
-    with pytest.warns(UserWarning, match="no CUDA device: disabled"), pydist.cuda.amp.autocast():
+    with pytest.warns(UserWarning, match="no CUDA device; "), pydist.cuda.amp.autocast():
         assert (x @ x).dtype is pydist.float32
-    with pytest.warns(UserWarning, match="float64 .*: disabled"):
+    with pytest.warns(UserWarning, match="float64 .* disabled"):
         pydist.autocast("cpu", dtype=pydist.float64)
     with pytest.raises(RuntimeError, match="unsupported autocast device_type 'tpu'"):
         pydist.autocast("tpu")
@@ -240,7 +240,7 @@ def test_scaler_says_what_is_wrong():
     half.grad = pydist.ones(1, dtype=pydist.float16)
     with pytest.raises(ValueError, match="FP16 gradients"):
         scaler.unscale_(pydist.optim.LAMB([half]))
-    with pytest.warns(UserWarning, match="no CUDA device: disabled"):
+    with pytest.warns(UserWarning, match="no CUDA device; "):
         off = pydist.cuda.amp.GradScaler()
     assert not off.is_enabled() and off.get_scale() == 1.0 and off.scale(3) == 3
 
@@ -538,7 +538,7 @@ if __name__ == "__main__":
     assert done.returncode == 0, done.stderr
     said, grad = done.stdout.splitlines()
     assert "the CPU stands in for 2 GPUs" in said and grad == "[[1.5, 1.5]]"
-    assert done.stderr.count("2 GPUs are pretended") == 1
+    assert done.stderr.count("pydist pretends 2 GPUs") == 1
 
 
 def test_pretending_is_checked():

@@ -1,4 +1,4 @@
-"""Found first by the children of `python -m pydist.compat`: gives the installed package, or pydist's writer."""
+"""Children of `python -m pydist.compat` import this first. It returns the installed package, or pydist's writer."""
 
 import importlib
 import sys

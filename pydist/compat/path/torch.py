@@ -1,4 +1,4 @@
-"""Found before PyTorch's own by the children of `python -m pydist.compat`: hands over to pydist."""
+"""Children of `python -m pydist.compat` import this instead of PyTorch. It installs pydist."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""The names of mixed precision on the CPU before `pydist.amp` had a device type."""
+"""The names of mixed precision on the CPU from before `pydist.amp` had a device type."""
 
 from pydist import _C, amp
 

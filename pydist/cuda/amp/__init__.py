@@ -1,4 +1,4 @@
-"""The names of mixed precision before `pydist.amp` had a device type."""
+"""The names of mixed precision from before `pydist.amp` had a device type."""
 
 from functools import partial
 
