@@ -122,15 +122,16 @@ static __global__ void forward(const __grid_constant__ pd_attention c, const E *
     }
 }
 
-/* D[b, h, i], which the gradient of softmax subtracts. */
+/* D[b, h, i], which the gradient of softmax subtracts; a warp has a row, whose elements stand side by side. */
 template <class E, class T> static __global__ void row_sums(const __grid_constant__ pd_attention c, const E *g, const E *out, T *D) {
-    int64_t step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < c.B * c.H * c.nq; at += step) {
+    int64_t step = (int64_t)gridDim.x * (THREADS / WARP);
+    for (int64_t at = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP; at < c.B * c.H * c.nq; at += step) {
         int64_t i = at % c.nq, h = at / c.nq % c.H, b = at / c.nq / c.H;
         const E *of_g = g + b * c.gs[0] + h * c.gs[1] + i * c.gs[2], *of_o = out + b * c.os[0] + h * c.os[1] + i * c.os[2];
         T sum = 0;
-        for (int64_t w = 0; w < c.dv; w++) sum += widen(of_g[w]) * widen(of_o[w]);
-        D[at] = sum;
+        for (int64_t w = threadIdx.x % WARP; w < c.dv; w += WARP) sum += widen(of_g[w]) * widen(of_o[w]);
+        for (int d = WARP / 2; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+        if (threadIdx.x % WARP == 0) D[at] = sum;
     }
 }
 
@@ -224,7 +225,7 @@ void pd_cuda_attention_grad(const pd_attention *c, const void *g, const void *q,
         typedef typename decltype(e)::type E;
         typedef wide<E> T;
         T *D = (T *)scratch;
-        launch(row_sums<E, T>, blocks_for(c->B * c->H * c->nq, THREADS, 1), THREADS, *c, (const E *)g, (const E *)out, D);
+        launch(row_sums<E, T>, blocks_for(c->B * c->H * c->nq * WARP, THREADS, 1), THREADS, *c, (const E *)g, (const E *)out, D);
         if (pd_cuda_attention_fits(c, q, k, v, g)) {
             pd_cuda_attention_mma_grad(c, g, q, k, v, mask, (const float *)lse, (const float *)scratch, gq, gk, gv);
             return;

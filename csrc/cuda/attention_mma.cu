@@ -1,6 +1,7 @@
-/* Attention of 16-bit elements on tensor cores (Dao, arXiv 2307.08691), for widths 64 and 128. A warp has 16 rows:
-   queries in forward and for gq, keys for gk and gv. Scores stay in registers: the result of a product has the layout
-   that the next product needs for its first operand. */
+/* Attention of 16-bit elements on tensor cores (Dao, arXiv 2307.08691), for heads of at most 128 elements, 8 or a multiple.
+   D is the width of the kernel, the next of 32, 64, 96 and 128; behind a narrower head there are zeros. A warp has 16
+   rows: queries in forward and for gq, keys for gk and gv. Scores stay in registers: the result of a product has the
+   layout that the next product needs for its first operand. */
 #include <math.h>
 
 #include "cuda/attention.h"
@@ -15,7 +16,7 @@ template <class E, int R, int D> struct tile {
     __device__ void fetch(const rows<E> &m, int64_t first) {
         for (int at = threadIdx.x; at < R * (D / 8); at += MANY) {
             int r = at / (D / 8), w = at % (D / 8) * 8;
-            bool there = first + r < m.count;
+            bool there = first + r < m.count && w < m.width;
             copy16(&e[r][w], m.x + (there ? (first + r) * m.stride + w : 0), there);
         }
     }
@@ -46,7 +47,8 @@ template <class E, int D> struct own_rows {
             UNROLLED
             for (int i = 0; i < 4; i++) {
                 int64_t r = row + g + i % 2 * 8;
-                a[k][i] = r < m.count ? *(const uint32_t *)(m.x + r * m.stride + k * 16 + i / 2 * 8 + 2 * t) : 0;
+                int w = k * 16 + i / 2 * 8; /* eight elements are there together, or not */
+                a[k][i] = r < m.count && w < m.width ? *(const uint32_t *)(m.x + r * m.stride + w + 2 * t) : 0;
             }
     }
 };
@@ -86,15 +88,16 @@ template <int N, class E, int R, int D> static __device__ void add_weighted(floa
         }
     }
 }
-/* Stores rows g and g + 8 of o, multiplied by by[0] and by[1]. */
-template <class E, int D> static __device__ void store(E *to, int64_t stride, int64_t row, int64_t count, const float (&o)[D / 8][4], const float (&by)[2]) {
+/* Stores rows g and g + 8 of o, multiplied by by[0] and by[1], as far as a row is wide. */
+template <class E, int D>
+static __device__ void store(E *to, int64_t stride, int64_t row, int64_t count, int64_t width, const float (&o)[D / 8][4], const float (&by)[2]) {
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     UNROLLED
     for (int n = 0; n < D / 8; n++)
         UNROLLED
         for (int i = 0; i < 2; i++) {
             int64_t r = row + g + 8 * i;
-            if (r < count) *(uint32_t *)(to + r * stride + 8 * n + 2 * t) = pair_of<E>(o[n][2 * i] * by[i], o[n][2 * i + 1] * by[i]);
+            if (r < count && 8 * n < width) *(uint32_t *)(to + r * stride + 8 * n + 2 * t) = pair_of<E>(o[n][2 * i] * by[i], o[n][2 * i + 1] * by[i]);
         }
 }
 /* Combines the values of the four threads that share a row. */
@@ -109,10 +112,10 @@ static __global__ void __launch_bounds__(MANY, 2) forward(const __grid_constant_
     __shared__ tile<E, KEYS, D> tk, tv;
     int64_t tiles = (c.nq + ROWS - 1) / ROWS, i0 = (tiles - 1 - blockIdx.x % tiles) * ROWS; /* the longest first */
     int64_t h = blockIdx.x / tiles % c.H, b = blockIdx.x / tiles / c.H, kv = h / (c.H / c.Hkv), keys = keys_of(c, i0, ROWS);
-    rows<E> of_k = rows_of<E>(k, c.ks, b, kv, c.nk, D), of_v = rows_of<E>(v, c.vs, b, kv, c.nk, D);
+    rows<E> of_k = rows_of<E>(k, c.ks, b, kv, c.nk, c.d), of_v = rows_of<E>(v, c.vs, b, kv, c.nk, c.d);
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     int64_t row = i0 + threadIdx.x / WARP * 16;
-    own_rows<E, D> own(rows_of<E>(q, c.qs, b, h, c.nq, D), row);
+    own_rows<E, D> own(rows_of<E>(q, c.qs, b, h, c.nq, c.d), row);
     float o[D / 8][4] = {}, top[2] = {-VM_INFF, -VM_INFF}, sum[2] = {0, 0};
     if (keys > 0) tk.fetch(of_k, 0);
     for (int64_t j0 = 0; j0 < keys; j0 += KEYS) {
@@ -163,14 +166,14 @@ static __global__ void __launch_bounds__(MANY, 2) forward(const __grid_constant_
         by[i] = sum[i] == 0 ? 0 : 1 / sum[i];
         if (t == 0 && r < c.nq) lse[(b * c.H + h) * c.nq + r] = sum[i] == 0 ? -VM_INFF : top[i] + V_LOG(sum[i]);
     }
-    store<E, D>(out + b * c.os[0] + h * c.os[1], c.os[2], row, c.nq, o, by);
+    store<E, D>(out + b * c.os[0] + h * c.os[1], c.os[2], row, c.nq, c.d, o, by);
 }
 
-/* Replaces s and gp of one query and one key by p and ds. */
+/* Replaces s and gp of one query and one key by p and ds. plain: the query may see the key, there is no mask. */
 template <class E>
-static __device__ void again(const pd_attention &c, const void *mask, int64_t b, int64_t h, int64_t i, int64_t j, float lse, float less, float &s,
-                             float &gp) {
-    s = score<E>(c, mask, b, h, i, j, s);
+static __device__ void again(const pd_attention &c, bool plain, const void *mask, int64_t b, int64_t h, int64_t i, int64_t j, float lse, float less,
+                             float &s, float &gp) {
+    s = plain ? s * (float)c.scale : score<E>(c, mask, b, h, i, j, s);
     s = exp2f(fused(s, (float)LOG2E, -lse));
     gp = s * (gp - less) * (float)c.scale;
 }
@@ -180,13 +183,13 @@ static __device__ float shift_of(const float *lse, int64_t i, int64_t n) { retur
 template <class E, int D, int N>
 static __global__ void __launch_bounds__(MANY, 2) query_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
                                                           const void *mask, const float *lse, const float *less, E *gq) {
-    __shared__ tile<E, N, D> tk, tv;
+    __shared__ tile<E, N, D> tk[2], tv[2]; /* one is read while the other one is filled */
     int64_t tiles = (c.nq + ROWS - 1) / ROWS, i0 = (tiles - 1 - blockIdx.x % tiles) * ROWS;
     int64_t h = blockIdx.x / tiles % c.H, b = blockIdx.x / tiles / c.H, kv = h / (c.H / c.Hkv), keys = keys_of(c, i0, ROWS);
-    rows<E> of_k = rows_of<E>(k, c.ks, b, kv, c.nk, D), of_v = rows_of<E>(v, c.vs, b, kv, c.nk, D);
+    rows<E> of_k = rows_of<E>(k, c.ks, b, kv, c.nk, c.d), of_v = rows_of<E>(v, c.vs, b, kv, c.nk, c.d);
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     int64_t row = i0 + threadIdx.x / WARP * 16;
-    own_rows<E, D> own(rows_of<E>(q, c.qs, b, h, c.nq, D), row), own_g(rows_of<E>(g_, c.gs, b, h, c.nq, D), row);
+    own_rows<E, D> own(rows_of<E>(q, c.qs, b, h, c.nq, c.d), row), own_g(rows_of<E>(g_, c.gs, b, h, c.nq, c.d), row);
     float o[D / 8][4] = {}, shift[2], minus[2];
     lse += (b * c.H + h) * c.nq;
     less += (b * c.H + h) * c.nq;
@@ -196,18 +199,18 @@ static __global__ void __launch_bounds__(MANY, 2) query_grad(const __grid_consta
         shift[i] = shift_of(lse, r, c.nq);
         minus[i] = r < c.nq ? less[r] : 0;
     }
-    for (int64_t j0 = 0; j0 < keys; j0 += N) {
+    if (keys > 0) tk[0].fetch(of_k, 0), tv[0].fetch(of_v, 0);
+    for (int64_t j0 = 0, now = 0; j0 < keys; j0 += N, now ^= 1) {
         float s[N / 8][4], gp[N / 8][4];
-        __syncthreads();
-        tk.fetch(of_k, j0);
-        tv.fetch(of_v, j0);
+        bool plain = !mask && j0 + N <= c.nk && (!c.causal || j0 + N <= i0 + 1);
         wait_for_copies();
-        __syncthreads();
-        scores(s, tk, [&](uint32_t (&a)[4], int at) {
+        __syncthreads(); /* these tiles are there, and all have read the other ones */
+        if (j0 + N < keys) tk[now ^ 1].fetch(of_k, j0 + N), tv[now ^ 1].fetch(of_v, j0 + N);
+        scores(s, tk[now], [&](uint32_t (&a)[4], int at) {
             UNROLLED
             for (int i = 0; i < 4; i++) a[i] = own.a[at][i];
         });
-        scores(gp, tv, [&](uint32_t (&a)[4], int at) {
+        scores(gp, tv[now], [&](uint32_t (&a)[4], int at) {
             UNROLLED
             for (int i = 0; i < 4; i++) a[i] = own_g.a[at][i];
         });
@@ -215,57 +218,66 @@ static __global__ void __launch_bounds__(MANY, 2) query_grad(const __grid_consta
         for (int n = 0; n < N / 8; n++)
             UNROLLED
             for (int i = 0; i < 4; i++)
-                again<E>(c, mask, b, h, row + g + i / 2 * 8, j0 + 8 * n + 2 * t + i % 2, shift[i / 2], minus[i / 2], s[n][i], gp[n][i]);
-        add_weighted(o, gp, tk);
+                again<E>(c, plain, mask, b, h, row + g + i / 2 * 8, j0 + 8 * n + 2 * t + i % 2, shift[i / 2], minus[i / 2], s[n][i], gp[n][i]);
+        add_weighted(o, gp, tk[now]);
     }
     const float one[2] = {1, 1};
-    store<E, D>(gq + (b * c.nq * c.H + h) * D, c.H * D, row, c.nq, o, one);
+    store<E, D>(gq + (b * c.nq * c.H + h) * c.d, c.H * c.d, row, c.nq, c.d, o, one);
 }
 
 /* Here all is transposed: rows are keys, columns are queries. */
-template <class E, int D, int N>
+template <class E, int D, int N, int BUFFERS>
 static __global__ void __launch_bounds__(MANY, 2) key_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
                                                         const void *mask, const float *lse, const float *less, E *gk, E *gv) {
     __shared__ tile<E, ROWS, D> tk, tv;
-    __shared__ tile<E, N, D> tq, tg;
-    __shared__ float shift[N], minus[N];
+    __shared__ tile<E, N, D> tq[BUFFERS], tg[BUFFERS];
+    __shared__ float shift[BUFFERS][N], minus[BUFFERS][N];
     int64_t tiles = (c.nk + ROWS - 1) / ROWS, j0 = blockIdx.x % tiles * ROWS, group = c.H / c.Hkv;
     int64_t kv = blockIdx.x / tiles % c.Hkv, b = blockIdx.x / tiles / c.Hkv;
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, own = threadIdx.x / WARP * 16;
     float ok[D / 8][4] = {}, ov[D / 8][4] = {};
-    tk.fetch(rows_of<E>(k, c.ks, b, kv, c.nk, D), j0);
-    tv.fetch(rows_of<E>(v, c.vs, b, kv, c.nk, D), j0);
+    tk.fetch(rows_of<E>(k, c.ks, b, kv, c.nk, c.d), j0);
+    tv.fetch(rows_of<E>(v, c.vs, b, kv, c.nk, c.d), j0);
     for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
-        rows<E> of_q = rows_of<E>(q, c.qs, b, h, c.nq, D), of_g = rows_of<E>(g_, c.gs, b, h, c.nq, D);
+        rows<E> of_q = rows_of<E>(q, c.qs, b, h, c.nq, c.d), of_g = rows_of<E>(g_, c.gs, b, h, c.nq, c.d);
         const float *of_lse = lse + (b * c.H + h) * c.nq, *of_less = less + (b * c.H + h) * c.nq;
-        for (int64_t i0 = c.causal ? j0 : 0; i0 < c.nq; i0 += N) {
+        const int64_t begin = c.causal ? j0 : 0;
+        auto fetch = [&](int to, int64_t i0) {
+            tq[to].fetch(of_q, i0);
+            tg[to].fetch(of_g, i0);
+            if (threadIdx.x >= N) return;
+            int64_t i = i0 + threadIdx.x;
+            shift[to][threadIdx.x] = shift_of(of_lse, i, c.nq);
+            minus[to][threadIdx.x] = i < c.nq ? of_less[i] : 0;
+        };
+        __syncthreads(); /* all have read the tiles of the head before */
+        if (begin < c.nq) fetch(0, begin);
+        for (int64_t i0 = begin, now = 0; i0 < c.nq; i0 += N, now = (now + 1) % BUFFERS) {
             float s[N / 8][4], gp[N / 8][4];
-            __syncthreads();
-            tq.fetch(of_q, i0);
-            tg.fetch(of_g, i0);
-            if (threadIdx.x < N) {
-                int64_t i = i0 + threadIdx.x;
-                shift[threadIdx.x] = shift_of(of_lse, i, c.nq);
-                minus[threadIdx.x] = i < c.nq ? of_less[i] : 0;
-            }
+            bool plain = !mask && i0 + N <= c.nq && (!c.causal || j0 + ROWS <= i0 + 1);
             wait_for_copies();
-            __syncthreads();
-            scores(s, tq, [&](uint32_t (&a)[4], int at) { tk.first(a, own, 16 * at); });
-            scores(gp, tg, [&](uint32_t (&a)[4], int at) { tv.first(a, own, 16 * at); });
+            __syncthreads(); /* these tiles are there, and all have read the other ones */
+            if (BUFFERS == 2 && i0 + N < c.nq) fetch((int)now ^ 1, i0 + N);
+            scores(s, tq[now], [&](uint32_t (&a)[4], int at) { tk.first(a, own, 16 * at); });
+            scores(gp, tg[now], [&](uint32_t (&a)[4], int at) { tv.first(a, own, 16 * at); });
             UNROLLED
             for (int n = 0; n < N / 8; n++)
                 UNROLLED
                 for (int i = 0; i < 4; i++) {
                     int x = 8 * n + 2 * t + i % 2;
-                    again<E>(c, mask, b, h, i0 + x, j0 + own + g + i / 2 * 8, shift[x], minus[x], s[n][i], gp[n][i]);
+                    again<E>(c, plain, mask, b, h, i0 + x, j0 + own + g + i / 2 * 8, shift[now][x], minus[now][x], s[n][i], gp[n][i]);
                 }
-            add_weighted(ov, s, tg);
-            add_weighted(ok, gp, tq);
+            add_weighted(ov, s, tg[now]);
+            add_weighted(ok, gp, tq[now]);
+            if (BUFFERS == 1 && i0 + N < c.nq) {
+                __syncthreads();
+                fetch(0, i0 + N);
+            }
         }
     }
     const float one[2] = {1, 1};
-    store<E, D>(gk + (b * c.nk * c.Hkv + kv) * D, c.Hkv * D, j0 + own, c.nk, ok, one);
-    store<E, D>(gv + (b * c.nk * c.Hkv + kv) * D, c.Hkv * D, j0 + own, c.nk, ov, one);
+    store<E, D>(gk + (b * c.nk * c.Hkv + kv) * c.d, c.Hkv * c.d, j0 + own, c.nk, c.d, ok, one);
+    store<E, D>(gv + (b * c.nk * c.Hkv + kv) * c.d, c.Hkv * c.d, j0 + own, c.nk, c.d, ov, one);
 }
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
@@ -275,19 +287,25 @@ static bool lies_well(const void *p, const int64_t (&stride)[3]) {
 }
 bool pd_cuda_attention_fits(const pd_attention *c, const void *q, const void *k, const void *v, const void *g) {
     bool given = g == q || lies_well(g, c->gs);
-    return (c->t == PD_BF16 || c->t == PD_F16) && c->d == c->dv && (c->d == 64 || c->d == 128) && lies_well(q, c->qs) && lies_well(k, c->ks) &&
+    return (c->t == PD_BF16 || c->t == PD_F16) && c->d == c->dv && c->d % 8 == 0 && c->d > 0 && c->d <= 128 && lies_well(q, c->qs) && lies_well(k, c->ks) &&
            lies_well(v, c->vs) && given && (c->os[0] | c->os[1] | c->os[2]) % 8 == 0;
 }
 
+template <class E, class F> static void by_width(int64_t d, F f) {
+    if (d <= 32) f(tag<E[32]>());
+    else if (d <= 64) f(tag<E[64]>());
+    else if (d <= 96) f(tag<E[96]>());
+    else f(tag<E[128]>());
+}
 template <class F> static void by_shape(const pd_attention *c, F f) {
-    if (c->t == PD_BF16) c->d == 64 ? f(tag<pd_bf16[64]>()) : f(tag<pd_bf16[128]>());
-    else c->d == 64 ? f(tag<pd_f16[64]>()) : f(tag<pd_f16[128]>());
+    if (c->t == PD_BF16) by_width<pd_bf16>(c->d, f);
+    else by_width<pd_f16>(c->d, f);
 }
 template <class S> struct shape_of;
 template <class E, int N> struct shape_of<E[N]> {
     typedef E type;
-    /* few: columns of the gradient at a time, as many as fit into registers */
-    static constexpr int width = N, few = N == 64 ? 32 : 16;
+    /* few: columns of the gradient at a time, as many as fit into registers; buffers: two where 48 KiB hold them */
+    static constexpr int width = N, few = N <= 64 ? 32 : 16, buffers = N <= 96 ? 2 : 1;
 };
 
 void pd_cuda_attention_mma(const pd_attention *c, const void *q, const void *k, const void *v, const void *mask, void *out, float *lse) {
@@ -305,7 +323,7 @@ void pd_cuda_attention_mma_grad(const pd_attention *c, const void *g, const void
         typedef typename S::type E;
         launch(query_grad<E, S::width, S::few>, c->B * c->H * ((c->nq + ROWS - 1) / ROWS), MANY, *c, (const E *)g, (const E *)q, (const E *)k,
                (const E *)v, mask, lse, D, (E *)gq);
-        launch(key_grad<E, S::width, S::few>, c->B * c->Hkv * ((c->nk + ROWS - 1) / ROWS), MANY, *c, (const E *)g, (const E *)q, (const E *)k,
+        launch(key_grad<E, S::width, S::few, S::buffers>, c->B * c->Hkv * ((c->nk + ROWS - 1) / ROWS), MANY, *c, (const E *)g, (const E *)q, (const E *)k,
                (const E *)v, mask, lse, D, (E *)gk, (E *)gv);
     });
 }

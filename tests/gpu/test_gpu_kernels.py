@@ -169,7 +169,7 @@ ATTENTION = {
 }
 
 
-@pytest.mark.parametrize("width", [64, 128, 72])
+@pytest.mark.parametrize("width", [64, 128, 8, 32, 80, 96, 36])  # 36 is not for tensor cores
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention(name, width):
     B, H, Hkv, T, S, options = ATTENTION[name]
