@@ -6,7 +6,7 @@ is added to such a file, `python tools/index.py` writes that list.
 
 Some functions are slow on purpose, because few programs call them: `combinations` makes every row in Python,
 `repeat_interleave` reads a tensor of repeats into Python, `unique` with a dim sorts once for each element of a slice,
-and `mode` compares each element with all others along dim.
+`mode` compares each element with all others along dim, and `erfc` asks the C library for one element after the other.
 """
 
 from importlib import import_module
