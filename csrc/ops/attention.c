@@ -161,8 +161,8 @@ static void attend_fast(pd_vjp *v) {
 const pd_op pd_op_attend = {
     .sig = "attend(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, float scale)",
     .doc =
-        "scaled_dot_product_attention of [B, H, T, d], [B, Hkv, S, d], [B, Hkv, S, dv], the last dimension dense, and "
-        "a mask [B, H, T, S].",
+        "scaled_dot_product_attention of query [B, H, T, d], key [B, Hkv, S, d] and value [B, Hkv, S, dv], whose last "
+        "dimension is dense, and a mask [B, H, T, S].",
     .nout = 2,
     .visible = 1,
     .save = PD_SAVE_IN(Q) | PD_SAVE_IN(K) | PD_SAVE_IN(V) | PD_SAVE_IN(MASK) | PD_SAVE_OUT(0) | PD_SAVE_OUT(1),
@@ -195,7 +195,7 @@ static pd_status check_shapes(const pd_call *c, const sdpa_attrs *a) {
     int n = q->ndim;
     PD_TRY(pd_check_float(c, Q));
     if (k->dtype != q->dtype || v->dtype != q->dtype)
-        return pd_fail(PD_E_DTYPE, "%s: query is %s, key %s, value %s (expected one dtype)", op,
+        return pd_fail(PD_E_DTYPE, "%s: query is %s, key is %s, value is %s (expected one dtype)", op,
                        pd_dtype_name((pd_dtype)q->dtype), pd_dtype_name((pd_dtype)k->dtype),
                        pd_dtype_name((pd_dtype)v->dtype));
     bool good =
@@ -205,14 +205,15 @@ static pd_status check_shapes(const pd_call *c, const sdpa_attrs *a) {
         good = k->size[d] == v->size[d] && (k->size[d] == q->size[d] || grouped);
     }
     if (!good)
-        return pd_fail(PD_E_SHAPE,
-                       "%s: query %s, key %s, value %s (expected [..., H, T, E], [..., H, S, E], [..., H, S, Ev]%s)",
-                       op, pd_tensor_shape(q), pd_tensor_shape(k), pd_tensor_shape(v),
-                       a->gqa ? ", H of the query a multiple" : "");
+        return pd_fail(
+            PD_E_SHAPE,
+            "%s: query has shape %s, key %s, value %s (expected [..., H, T, E], [..., H, S, E], [..., H, S, Ev]%s)", op,
+            pd_tensor_shape(q), pd_tensor_shape(k), pd_tensor_shape(v),
+            a->gqa ? ", and with enable_gqa an H of the query that is a multiple of the others" : "");
     if (m && a->causal)
         return pd_fail(PD_E_VALUE, "%s: attn_mask is given and is_causal is True (expected one of them)", op);
     if (m && m->dtype != PD_BOOL && m->dtype != q->dtype)
-        return pd_fail(PD_E_DTYPE, "%s: attn_mask is %s (expected bool or %s, as query)", op,
+        return pd_fail(PD_E_DTYPE, "%s: attn_mask is %s (expected bool or %s, like query)", op,
                        pd_dtype_name((pd_dtype)m->dtype), pd_dtype_name((pd_dtype)q->dtype));
     if (!(a->dropout >= 0 && a->dropout <= 1))
         return pd_fail(PD_E_VALUE, "%s: dropout_p is %g (expected 0 to 1)", op, a->dropout);
@@ -256,11 +257,10 @@ const pd_op pd_op_scaled_dot_product_attention = {
         "dropout_p=0.0, bool is_causal=False, "
         "Scalar scale=None, bool enable_gqa=False)",
     .doc =
-        "softmax(query @ key^T * scale + attn_mask) @ value of query [..., H, T, E], key [..., H, S, E], value [..., "
-        "H, S, Ev]; scale: 1 / sqrt(E). A bool "
-        "mask, broadcast to [..., H, T, S], says which keys a query may see (one that may see none gets zeros); "
-        "is_causal: keys up to its own place. "
-        "enable_gqa: key and value may have fewer heads. The scores of all pairs are never held in memory, unless "
+        "softmax(query @ key^T * scale + attn_mask) @ value, with query [..., H, T, E], key [..., H, S, E], value "
+        "[..., H, S, Ev]. scale is 1 / sqrt(E) by default. A bool mask, broadcast to [..., H, T, S], says which keys a "
+        "query may see; a query that sees none gets zeros. is_causal: a query sees the keys up to its own position. "
+        "enable_gqa: key and value may have fewer heads. The scores of all pairs are in memory at once only if "
         "dropout_p > 0.",
     .cast = PD_CAST_LOW,
     .flags = PD_NN,

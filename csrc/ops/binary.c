@@ -13,7 +13,8 @@ static pd_dtype computed(const pd_call *c) { return (pd_dtype)(c->in[0] ? c->in[
 static pd_status infer(pd_call *c) { return pd_infer_elementwise(c, computed(c)); }
 static pd_status infer_number(pd_call *c) {
     if (computed(c) == PD_BOOL)
-        return pd_fail(PD_E_DTYPE, "%s: both operands are bool (expected numbers; logical: !=)", c->def->name);
+        return pd_fail(PD_E_DTYPE, "%s: both operands are bool (expected numbers; for logical operands use !=)",
+                       c->def->name);
     return infer(c);
 }
 /* add and sub: alpha, unless it is 1.0, must not be of a higher category than the result. */
@@ -21,12 +22,15 @@ static pd_status infer_scaled(pd_call *c) {
     const pd_scalar *alpha = &((const scaled *)c->attrs)->alpha;
     int64_t cat = alpha->cat == PD_CAT_FLOAT && alpha->d == 1 ? -1 : alpha->cat, most = pd_dtype_category(computed(c));
     if (cat == PD_CAT_FLOAT && most < PD_CAT_FLOAT)
-        return pd_fail(PD_E_VALUE, "%s: alpha is a broken number, the operands are %s (expected a whole one)",
+        return pd_fail(PD_E_VALUE,
+                       "%s: For integral input tensors, argument alpha must not be a floating point number: the "
+                       "operands are %s (expected an integer)",
                        c->def->name, pd_dtype_name(computed(c)));
     if (cat == PD_CAT_COMPLEX)
-        return pd_fail(PD_E_VALUE, "%s: alpha is complex (expected a real number; multiply first)", c->def->name);
+        return pd_fail(PD_E_VALUE, "%s: alpha is complex (expected a real number; multiply by alpha first)",
+                       c->def->name);
     if (cat == PD_CAT_BOOL && most != PD_CAT_BOOL)
-        return pd_fail(PD_E_VALUE, "%s: alpha is bool, the operands are %s (expected a number)", c->def->name,
+        return pd_fail(PD_E_VALUE, "%s: alpha is bool, but the operands are %s (expected a number)", c->def->name,
                        pd_dtype_name(computed(c)));
     return c->def == PD_DEF(sub) ? infer_number(c) : infer(c);
 }
@@ -34,7 +38,10 @@ static pd_status infer_scaled(pd_call *c) {
 static pd_status infer_power(pd_call *c) {
     const pd_scalar *y = &((const operands *)c->attrs)->y;
     if (!c->in[1] && pd_dtype_category(computed(c)) < PD_CAT_FLOAT && y->i < 0)
-        return pd_fail(PD_E_VALUE, "pow: integers to the power %lld (expected at least 0)", (long long)y->i);
+        return pd_fail(
+            PD_E_VALUE,
+            "pow: Integers to negative integer powers are not allowed: got exponent %lld (expected at least 0)",
+            (long long)y->i);
     return infer(c);
 }
 static pd_status infer_int(pd_call *c) {
@@ -57,7 +64,8 @@ static pd_status infer_divisor(pd_call *c) {
         pd_tensor_release(all);
         PD_TRY(status);
     }
-    return nonzero.i ? PD_OK : pd_fail(PD_E_RUNTIME, "%s: an integer divisor is 0", c->def->name);
+    return nonzero.i ? PD_OK
+                     : pd_fail(PD_E_RUNTIME, "%s: an integer divisor is 0 (expected nonzero integers)", c->def->name);
 }
 static pd_status infer_bool(pd_call *c) { return pd_infer_elementwise(c, PD_BOOL); }
 
@@ -194,8 +202,8 @@ static pd_status where_infer(pd_call *c) {
         return pd_fail(PD_E_DTYPE, "where: the condition is %s (expected bool)",
                        pd_dtype_name((pd_dtype)c->in[0]->dtype));
     if (c->in[1]->dtype != c->in[2]->dtype)
-        return pd_fail(PD_E_DTYPE, "where: x is %s, y is %s", pd_dtype_name((pd_dtype)c->in[1]->dtype),
-                       pd_dtype_name((pd_dtype)c->in[2]->dtype));
+        return pd_fail(PD_E_DTYPE, "where: x is %s, y is %s (expected one dtype)",
+                       pd_dtype_name((pd_dtype)c->in[1]->dtype), pd_dtype_name((pd_dtype)c->in[2]->dtype));
     return pd_infer_elementwise(c, (pd_dtype)c->in[1]->dtype);
 }
 

@@ -13,8 +13,8 @@ pd_status pd_dims_of(const char *op, const pd_ints *dim, int ndim, unsigned *bit
         int d;
         PD_TRY(pd_shape_dim(op, dim->v[i], ndim, &d));
         if (*bits >> d & 1)
-            return pd_fail(PD_E_DIM, "%s: dimension %d is named twice in %s", op, d,
-                           pd_shape_text((int)dim->n, dim->v));
+            return pd_fail(PD_E_DIM, "%s: dimension %d appears twice in dims %s (expected each dimension at most once)",
+                           op, d, pd_shape_text((int)dim->n, dim->v));
         *bits |= 1u << d;
     }
     if (ndim == 0) *bits = 0;

@@ -18,8 +18,12 @@ static pd_status cast_infer(pd_call *c) {
 }
 
 const pd_op pd_op_cast = {
-    .sig = "cast(Tensor input, dtype dtype)", .doc = "x in another dtype.", .attrs = sizeof(pd_cast_attrs),
-    .infer = cast_infer, .kernel = out_from_in, .vjp = pd_cast_vjp,
+    .sig = "cast(Tensor input, dtype dtype)",
+    .doc = "input in another dtype.",
+    .attrs = sizeof(pd_cast_attrs),
+    .infer = cast_infer,
+    .kernel = out_from_in,
+    .vjp = pd_cast_vjp,
 };
 
 static void pass(pd_vjp *v) { pd_vjp_set(v, 0, v->g[0]); }
@@ -36,7 +40,7 @@ static pd_status clone_infer(pd_call *c) {
 
 const pd_op pd_op_clone = {
     .sig = "clone(Tensor input, format memory_format=None)",
-    .doc = "A copy of input with memory of its own, laid out like input (preserve_format), or in a memory_format.",
+    .doc = "A copy of input with its own memory, in input's memory format (preserve_format) or in the given one.",
     .flags = PD_FUNC | PD_METHOD,
     .attrs = sizeof(int64_t),
     .infer = clone_infer,
@@ -50,8 +54,9 @@ static pd_status copy_infer(pd_call *c) {
     for (int d = 0; d < n; d++) size[d] = c->in[0]->size[d];
     PD_TRY(pd_shape_broadcast("copy_", &n, size, c->in[1]->ndim, c->in[1]->size));
     if (!pd_shape_equal(n, size, c->in[0]->ndim, c->in[0]->size))
-        return pd_fail(PD_E_SHAPE, "copy_: shape %s does not broadcast to %s", pd_tensor_shape(c->in[1]),
-                       pd_tensor_shape(c->in[0]));
+        return pd_fail(PD_E_SHAPE,
+                       "copy_: src has shape %s, which does not broadcast to this tensor's shape (expected %s)",
+                       pd_tensor_shape(c->in[1]), pd_tensor_shape(c->in[0]));
     return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]);
 }
 
@@ -68,8 +73,11 @@ static void copy_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_copy = {
-    .sig = "copy(Tensor input, Tensor src)", .doc = "copy_: src into x, broadcast and converted.", .infer = copy_infer,
-    .kernel = copy_kernel, .vjp = copy_vjp,
+    .sig = "copy(Tensor input, Tensor src)",
+    .doc = "copy_: copies src into input; src is broadcast and converted.",
+    .infer = copy_infer,
+    .kernel = copy_kernel,
+    .vjp = copy_vjp,
 };
 
 static pd_status fill_infer(pd_call *c) {

@@ -12,9 +12,12 @@ static bool is_skipped(const pd_tensor *t) {
 
 static pd_status cat_dim(pd_call *c, int *dim, int *first) {
     *first = 0;
-    if (c->nin == 0) return pd_fail(PD_E_VALUE, "cat: no tensors");
+    if (c->nin == 0) return pd_fail(PD_E_VALUE, "cat: got no tensors (expected a non-empty list of Tensors)");
     while (*first < c->nin - 1 && is_skipped(c->in[*first])) ++*first;
-    if (c->in[*first]->ndim == 0) return pd_fail(PD_E_SHAPE, "cat: a 0-d tensor cannot be joined (expected stack)");
+    if (c->in[*first]->ndim == 0)
+        return pd_fail(
+            PD_E_SHAPE,
+            "cat: a zero-dimensional tensor cannot be concatenated (expected at least 1 dimension, or stack)");
     return pd_shape_dim("cat", ((const dim_attrs *)c->attrs)->dim, c->in[*first]->ndim, dim);
 }
 
@@ -30,7 +33,8 @@ static pd_status cat_infer(pd_call *c) {
         bool fits = t->ndim == x->ndim;
         for (int d = 0; d < x->ndim && fits; d++) fits = d == dim || t->size[d] == x->size[d];
         if (!fits)
-            return pd_fail(PD_E_SHAPE, "cat: tensor %d has shape %s (expected as tensor %d, %s, but for dimension %d)",
+            return pd_fail(PD_E_SHAPE,
+                           "cat: tensor %d has shape %s (expected the shape of tensor %d, %s, except in dimension %d)",
                            i, pd_tensor_shape(t), first, pd_tensor_shape(x), dim);
         size[dim] += t->size[dim];
     }
@@ -71,20 +75,27 @@ static void cat_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_cat = {
-    .sig = "cat(Tensor[] tensors, int dim=0)", .doc = "The tensors joined along dim; the other sizes are equal.",
-    .promote = PD_ARITH, .cast = PD_CAST_WIDEST, .flags = PD_FUNC | PD_NO_BROADCAST_GRAD, .attrs = sizeof(dim_attrs),
-    .infer = cat_infer, .kernel = cat_kernel, .vjp = cat_vjp,
+    .sig = "cat(Tensor[] tensors, int dim=0)",
+    .doc = "Concatenates tensors along dim; all other sizes must be equal.",
+    .promote = PD_ARITH,
+    .cast = PD_CAST_WIDEST,
+    .flags = PD_FUNC | PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(dim_attrs),
+    .infer = cat_infer,
+    .kernel = cat_kernel,
+    .vjp = cat_vjp,
 };
 
 static pd_status stack_compose(pd_call *c) {
     pd_tensor **rows;
     int dim;
-    if (c->nin == 0) return pd_fail(PD_E_VALUE, "stack: no tensors");
+    if (c->nin == 0) return pd_fail(PD_E_VALUE, "stack: got no tensors (expected a non-empty list of Tensors)");
     PD_TRY(pd_shape_dim("stack", ((const dim_attrs *)c->attrs)->dim, c->in[0]->ndim + 1, &dim));
     for (int i = 1; i < c->nin; i++)
         if (!pd_tensor_same_shape(c->in[i], c->in[0]))
-            return pd_fail(PD_E_SHAPE, "stack: tensor %d has shape %s, tensor 0 %s", i, pd_tensor_shape(c->in[i]),
-                           pd_tensor_shape(c->in[0]));
+            return pd_fail(PD_E_SHAPE,
+                           "stack: tensor %d has shape %s, tensor 0 %s (expected each tensor to be equal size)", i,
+                           pd_tensor_shape(c->in[i]), pd_tensor_shape(c->in[0]));
     PD_TRY(pd_calloc(sizeof *rows * (size_t)c->nin, "stack", &rows));
     dim_attrs a = {dim};
     pd_status status = PD_OK;
@@ -96,6 +107,9 @@ static pd_status stack_compose(pd_call *c) {
 }
 
 const pd_op pd_op_stack = {
-    .sig = "stack(Tensor[] tensors, int dim=0)", .doc = "The tensors, of one shape, along a new dimension dim.",
-    .flags = PD_FUNC, .attrs = sizeof(dim_attrs), .compose = stack_compose,
+    .sig = "stack(Tensor[] tensors, int dim=0)",
+    .doc = "Joins tensors of one shape along a new dimension dim.",
+    .flags = PD_FUNC,
+    .attrs = sizeof(dim_attrs),
+    .compose = stack_compose,
 };

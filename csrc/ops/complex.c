@@ -43,7 +43,7 @@ static void complex_vjp(pd_vjp *v) {
 
 const pd_op pd_op_complex = {
     .sig = "complex(Tensor real, Tensor imag)",
-    .doc = "real + i imag, of two float32 tensors or two float64 ones; shapes are broadcast.",
+    .doc = "real + i imag; real and imag are both float32 or both float64, and their shapes are broadcast.",
     .promote = PD_SAME,
     .flags = PD_FUNC,
     .infer = complex_infer,
@@ -63,7 +63,9 @@ static pd_status polar_compose(pd_call *c) {
 
 const pd_op pd_op_polar = {
     .sig = "polar(Tensor abs, Tensor angle)",
-    .doc = "abs * (cos(angle) + i sin(angle)), of two float32 tensors or two float64 ones; shapes are broadcast.",
+    .doc =
+        "abs * (cos(angle) + i sin(angle)); abs and angle are both float32 or both float64, and their shapes are "
+        "broadcast.",
     .flags = PD_FUNC,
     .compose = polar_compose,
 };
@@ -88,12 +90,12 @@ static pd_status conj_compose(pd_call *c) {
     return PD_OK;
 }
 
-#define CONJ(name)                                                                                         \
-    const pd_op pd_op_##name = {                                                                           \
-        .sig = #name "(Tensor input)",                                                                     \
-        .doc = "real - i imag, in memory of its own; real numbers themselves.",                            \
-        .flags = PD_FUNC | PD_METHOD,                                                                      \
-        .compose = conj_compose,                                                                           \
+#define CONJ(name)                                                                                           \
+    const pd_op pd_op_##name = {                                                                             \
+        .sig = #name "(Tensor input)",                                                                       \
+        .doc = "The complex conjugate, real - i imag, in its own memory; of real numbers the input itself.", \
+        .flags = PD_FUNC | PD_METHOD,                                                                        \
+        .compose = conj_compose,                                                                             \
     };
 CONJ(conj)
 CONJ(conj_physical)
@@ -132,8 +134,8 @@ static pd_status angle_compose(pd_call *c) {
 const pd_op pd_op_angle = {
     .sig = "angle(Tensor input)",
     .doc =
-        "The angle of complex numbers to the positive real axis, in (-pi, pi]; of real ones, pi where they are "
-        "negative, else 0.",
+        "The angle of complex numbers to the positive real axis, in (-pi, pi]. Of real numbers: pi where they are "
+        "negative, otherwise 0.",
     .flags = PD_FUNC | PD_METHOD,
     .compose = angle_compose,
 };

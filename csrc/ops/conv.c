@@ -15,21 +15,24 @@ static pd_status shape_of(const pd_call *c, const int64_t *x, const int64_t *w, 
     int64_t *out[2] = {&s->P, &s->Q}, in[2] = {s->H, s->W}, k[2] = {s->R, s->S};
     if (a->groups < 1 || s->C % a->groups || s->K % a->groups || w[1] != s->C / a->groups)
         return pd_fail(PD_E_SHAPE,
-                       "%s: input %s with weight %s and groups %" PRId64
+                       "%s: input has shape %s, weight %s, groups is %" PRId64
                        " (expected weight [K, C / groups, R, S], C and K divisible by groups)",
                        op, pd_shape_text(4, x), pd_shape_text(4, w), a->groups);
     for (int i = 0; i < 2; i++) {
         s->stride[i] = a->stride[i], s->padding[i] = a->padding[i], s->dilation[i] = a->dilation[i];
         if (a->stride[i] < 1 || a->dilation[i] < 1 || a->padding[i] < 0 || a->stride[i] > INT32_MAX ||
             a->dilation[i] > INT32_MAX || a->padding[i] > INT32_MAX)
-            return pd_fail(
-                PD_E_VALUE,
-                "%s: stride %s, padding %s, dilation %s (expected stride and dilation at least 1, padding at least 0)",
-                op, pd_shape_text(2, a->stride), pd_shape_text(2, a->padding), pd_shape_text(2, a->dilation));
+            return pd_fail(PD_E_VALUE,
+                           "%s: stride is %s, padding %s, dilation %s (expected stride and dilation at least 1, "
+                           "padding at least 0)",
+                           op, pd_shape_text(2, a->stride), pd_shape_text(2, a->padding),
+                           pd_shape_text(2, a->dilation));
         int64_t span = in[i] + 2 * a->padding[i] - a->dilation[i] * (k[i] - 1) - 1;
         if (span < 0 || k[i] < 1)
-            return pd_fail(PD_E_SHAPE, "%s: kernel %s (dilation %s) does not fit into input %s with padding %s", op,
-                           pd_shape_text(2, w + 2), pd_shape_text(2, a->dilation), pd_shape_text(4, x),
+            return pd_fail(PD_E_SHAPE,
+                           "%s: kernel size %s with dilation %s can't be greater than input %s with padding %s "
+                           "(expected a smaller kernel or more padding)",
+                           op, pd_shape_text(2, w + 2), pd_shape_text(2, a->dilation), pd_shape_text(4, x),
                            pd_shape_text(2, a->padding));
         *out[i] = span / a->stride[i] + 1;
     }
@@ -125,7 +128,7 @@ const pd_op pd_op_conv2d = {
     .sig =
         "conv2d(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, int[2] padding=0, int[2] dilation=1, "
         "int groups=1)",
-    .doc = "Cross-correlation of input [N, C, H, W] with weight [K, C / groups, R, S], plus bias [K].",
+    .doc = "The cross-correlation of input [N, C, H, W] with weight [K, C / groups, R, S], plus bias [K].",
     .promote = PD_SAME,
     .cast = PD_CAST_LOW,
     .save = PD_SAVE_IN(0) | PD_SAVE_IN(1),
@@ -257,7 +260,7 @@ static pd_status transpose_compose(pd_call *c) {
     PD_TRY(pd_check_ndim(c, 1, 4));
     if (a->groups < 1 || x->size[1] != w->size[0] || x->size[1] % a->groups)
         return pd_fail(PD_E_SHAPE,
-                       "conv_transpose2d: input %s with weight %s and groups %" PRId64
+                       "conv_transpose2d: input has shape %s, weight %s, groups is %" PRId64
                        " (expected weight [C, K / groups, R, S], C divisible by groups)",
                        pd_tensor_shape(x), pd_tensor_shape(w), a->groups);
     grad_attrs ga = {.conv = {.groups = a->groups}, .size = {x->size[0], w->size[1] * a->groups}};
@@ -266,15 +269,18 @@ static pd_status transpose_compose(pd_call *c) {
         if (a->more[i] < 0 || (a->more[i] >= a->stride[i] && a->more[i] >= a->dilation[i]))
             return pd_fail(PD_E_VALUE,
                            "conv_transpose2d: output_padding is %s, stride %s, dilation %s (expected output_padding "
-                           "below one of them)",
+                           "less than stride or dilation)",
                            pd_shape_text(2, a->more), pd_shape_text(2, a->stride), pd_shape_text(2, a->dilation));
         int64_t span = a->dilation[i] * (w->size[2 + i] - 1) + a->more[i] + 1;
         if (a->stride[i] > INT32_MAX || a->padding[i] > INT32_MAX || a->dilation[i] > INT32_MAX)
-            return pd_fail(PD_E_VALUE, "conv_transpose2d: stride %s, padding %s, dilation %s are too large",
+            return pd_fail(PD_E_VALUE,
+                           "conv_transpose2d: stride is %s, padding %s, dilation %s (expected at most 2^31 - 1 each)",
                            pd_shape_text(2, a->stride), pd_shape_text(2, a->padding), pd_shape_text(2, a->dilation));
         ga.size[2 + i] = (x->size[2 + i] - 1) * a->stride[i] - 2 * a->padding[i] + span;
         if (ga.size[2 + i] < 1)
-            return pd_fail(PD_E_SHAPE, "conv_transpose2d: input %s with kernel %s and padding %s leaves nothing",
+            return pd_fail(PD_E_SHAPE,
+                           "conv_transpose2d: input %s with kernel size %s and padding %s gives an empty output "
+                           "(expected less padding)",
                            pd_tensor_shape(x), pd_shape_text(2, w->size + 2), pd_shape_text(2, a->padding));
     }
     if (b && (b->ndim != 1 || b->size[0] != ga.size[1]))
@@ -295,9 +301,9 @@ const pd_op pd_op_conv_transpose2d = {
         "output_padding=0, int groups=1, "
         "int[2] dilation=1)",
     .doc =
-        "The gradient of conv2d with respect to its input, of input [N, C, H, W] and weight [C, K / groups, R, S], "
-        "plus bias [K]: "
-        "size (H - 1) stride - 2 padding + dilation (R - 1) + output_padding + 1.",
+        "The transposed convolution of input [N, C, H, W] with weight [C, K / groups, R, S], plus bias [K]: what "
+        "conv2d's gradient does with respect to its input. The output's height is (H - 1) stride - 2 padding + "
+        "dilation (R - 1) + output_padding + 1.",
     .flags = PD_FUNC | PD_NN,
     .attrs = sizeof(transpose_attrs),
     .compose = transpose_compose,

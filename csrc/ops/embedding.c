@@ -53,7 +53,7 @@ static void lookup_vjp(pd_vjp *v) {
 
 const pd_op pd_op_embedding_lookup = {
     .sig = "embedding_lookup(Tensor weight, Tensor index, int padding, bool hidden)",
-    .doc = "weight's rows at index.",
+    .doc = "The rows of weight at index.",
     .save = PD_SAVE_IN(1),
     .flags = PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(lookup_attrs),
@@ -88,7 +88,7 @@ static void grad_vjp(pd_vjp *v) {
 
 const pd_op pd_op_embedding_grad = {
     .sig = "embedding_grad(Tensor g, Tensor index, int padding, int rows)",
-    .doc = "Zeros with g's rows added at index: the gradient of embedding.",
+    .doc = "The gradient of embedding: zeros, to which the rows of g are added at index.",
     .save = PD_SAVE_IN(1),
     .flags = PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(grad_attrs),
@@ -110,11 +110,14 @@ static pd_status compose(pd_call *c) {
         return pd_fail(PD_E_DTYPE, "embedding: indices are %s (expected int64 or int32)",
                        pd_dtype_name((pd_dtype)index->dtype));
     if (index->ndim >= PD_MAX_DIMS)
-        return pd_fail(PD_E_SHAPE, "embedding: indices of shape %s have too many dimensions", pd_tensor_shape(index));
+        return pd_fail(PD_E_SHAPE, "embedding: indices have shape %s (expected at most 15 dimensions)",
+                       pd_tensor_shape(index));
     if (a.padding == PD_NONE_INT) a.padding = -1;
     else if (a.padding < -w->size[0] || a.padding >= w->size[0])
-        return pd_fail(PD_E_INDEX, "embedding: padding_idx %" PRId64 " is out of range for %" PRId64 " rows", a.padding,
-                       w->size[0]);
+        return pd_fail(PD_E_INDEX,
+                       "embedding: padding_idx is %" PRId64 ", which is out of range (expected a row of %" PRId64
+                       ", or a negative number from the end)",
+                       a.padding, w->size[0]);
     else if (a.padding < 0) a.padding += w->size[0];
     return pd_call2(PD_OP_embedding_lookup, w, index, &a, &c->out[0]);
 }
@@ -122,7 +125,8 @@ static pd_status compose(pd_call *c) {
 const pd_op pd_op_embedding = {
     .sig = "embedding(Tensor weight, Tensor indices, int? padding_idx=None)",
     .doc =
-        "weight's rows [rows, columns] at indices (int64 or int32, any shape); the row padding_idx gets no gradient.",
+        "The rows of weight [rows, columns] at indices (int64 or int32, any shape). The row padding_idx gets no "
+        "gradient.",
     .flags = PD_FUNC | PD_NN,
     .attrs = sizeof(int64_t),
     .compose = compose,
@@ -216,7 +220,7 @@ static void index_select_vjp(pd_vjp *v) {
 
 const pd_op pd_op_index_select = {
     .sig = "index_select(Tensor input, int dim, Tensor index)",
-    .doc = "input's slices at index (int64, one dimension) along dim.",
+    .doc = "The slices of input at index (int64, one dimension) along dim.",
     .save = PD_SAVE_IN(1),
     .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
     .attrs = sizeof(select_attrs),
@@ -243,7 +247,8 @@ static void index_spread_vjp(pd_vjp *v) {
 
 const pd_op pd_op_index_spread = {
     .sig = "index_spread(Tensor g, Tensor index, int dim, int size)",
-    .doc = "Zeros, of `size` along dim, with g's slices added at index: the gradient of index_select.",
+    .doc =
+        "The gradient of index_select: zeros with size `size` along dim, to which the slices of g are added at index.",
     .save = PD_SAVE_IN(1),
     .flags = PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
     .attrs = sizeof(spread_attrs),

@@ -38,13 +38,17 @@ void pd_scalar_store(const pd_scalar *s, pd_dtype t, void *to) {
 
 pd_status pd_scalar_fits(const char *op, const pd_scalar *s, pd_dtype t) {
     if (s->cat == PD_CAT_COMPLEX && !pd_dtype_is_complex(t))
-        return pd_fail(PD_E_DTYPE, "%s: a complex number does not fit into %s", op, pd_dtype_name(t));
+        return pd_fail(PD_E_DTYPE, "%s: got a complex number for a tensor of dtype %s (expected a real number)", op,
+                       pd_dtype_name(t));
     if (pd_dtype_category(t) != PD_CAT_INT) return PD_OK;
     bool whole = s->cat == PD_CAT_INT || s->cat == PD_CAT_BOOL;
     double most = t == PD_U8 ? 256 : ldexp(1, 8 * (int)pd_dtype_size(t) - 1), d = whole ? (double)s->i : trunc(s->d);
     if (d < most && (t == PD_U8 ? d > -most : d >= -most)) return PD_OK;
     if (whole && t == PD_I64) return PD_OK; /* rounded up in double */
-    return pd_fail(PD_E_VALUE, "%s: %g does not fit into %s", op, d, pd_dtype_name(t));
+    return pd_fail(PD_E_VALUE,
+                   "%s: the value cannot be converted to the tensor's dtype without overflow: got %g for %s (expected "
+                   "a number in its range)",
+                   op, d, pd_dtype_name(t));
 }
 
 pd_status pd_item(const pd_tensor *t, pd_scalar *out) {

@@ -84,7 +84,7 @@ static pd_status positions_compose(pd_call *c) {
 
 const pd_op pd_op_positions = {
     .sig = "positions(Tensor mask)",
-    .doc = "Where a bool tensor is True: [how many, dims] (int64), in order.",
+    .doc = "The positions at which a bool tensor is True: int64 [number of them, dims], in order.",
     .flags = PD_METHOD,
     .compose = positions_compose,
 };
@@ -92,8 +92,10 @@ const pd_op pd_op_positions = {
 static pd_status nonzero(const char *op, const pd_tensor *x, int at, pd_tensor *mask, pd_tensor **out) {
     for (int d = 0; d < mask->ndim; d++)
         if (at + d >= x->ndim || mask->size[d] != x->size[at + d])
-            return pd_fail(PD_E_INDEX, "%s: a mask of shape %s at dimension %d does not match %s", op,
-                           pd_tensor_shape(mask), at, pd_tensor_shape(x));
+            return pd_fail(PD_E_INDEX,
+                           "%s: the mask has shape %s; at dimension %d that does not match the tensor's shape "
+                           "(expected sizes as in %s)",
+                           op, pd_tensor_shape(mask), at, pd_tensor_shape(x));
     return read_mask(op, mask, positions_apart, mask->ndim, out);
 }
 
@@ -107,7 +109,9 @@ static pd_status expand(const char *op, const pd_tensor *x, pd_tensor *const *in
         pd_tensor *t = indices[i];
         int takes = t && pd_is_mask(t) ? t->ndim : 1;
         if (*count + takes > x->ndim) {
-            status = pd_fail(PD_E_INDEX, "%s: too many indices for shape %s", op, pd_tensor_shape(x));
+            status = pd_fail(PD_E_INDEX,
+                             "%s: too many indices for tensor of shape %s (expected at most one for each dimension)",
+                             op, pd_tensor_shape(x));
             break;
         }
         if (t && pd_is_mask(t)) status = nonzero(op, x, *count, t, out + *count);
@@ -131,15 +135,20 @@ typedef struct { int nidx, ndim; int64_t size[PD_MAX_DIMS], count, block; bool w
 
 static pd_status places_of(const char *op, const pd_tensor *x, pd_tensor *const *idx, int n, places *p) {
     *p = (places){.nidx = n, .block = 1, .whole = true};
-    if (n > x->ndim) return pd_fail(PD_E_INDEX, "%s: %d indices for shape %s", op, n, pd_tensor_shape(x));
+    if (n > x->ndim)
+        return pd_fail(PD_E_INDEX,
+                       "%s: got %d indices for tensor of shape %s (expected at most one for each dimension)", op, n,
+                       pd_tensor_shape(x));
     for (int i = 0; i < n; i++) {
         if (idx[i]->dtype != PD_I64)
             return pd_fail(PD_E_INDEX, "%s: index %d is %s (expected int64)", op, i,
                            pd_dtype_name((pd_dtype)idx[i]->dtype));
         int ndim = p->ndim;
         if (pd_shape_broadcast(op, &p->ndim, p->size, idx[i]->ndim, idx[i]->size))
-            return pd_fail(PD_E_INDEX, "%s: index tensors of shapes %s and %s cannot be broadcast together", op,
-                           pd_shape_text(ndim, p->size), pd_tensor_shape(idx[i]));
+            return pd_fail(
+                PD_E_INDEX,
+                "%s: index tensors of shapes %s and %s cannot be broadcast together (expected equal sizes, or 1)", op,
+                pd_shape_text(ndim, p->size), pd_tensor_shape(idx[i]));
     }
     PD_TRY(pd_shape_numel(op, p->ndim, p->size, &p->count));
     int64_t want = 1;
@@ -219,7 +228,7 @@ static void front_vjp(pd_vjp *v) {
 
 const pd_op pd_op_index_front = {
     .sig = "index_front(Tensor input, Tensor[] indices, int order=-81985529216486896)",
-    .doc = "x[i0, i1, ...], int64 indices of the first dims.",
+    .doc = "input[i0, i1, ...] with int64 indices of the first dims.",
     .save = 0xfffe,
     .flags = PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(int64_t),
@@ -297,7 +306,7 @@ static void put_vjp(pd_vjp *v) {
 
 const pd_op pd_op_index_put_front = {
     .sig = "index_put_front(Tensor input, Tensor values, Tensor[] indices, int order, bool accumulate)",
-    .doc = "x with x[i0, i1, ...] = values (or +=), int64 indices of the first dims.",
+    .doc = "A copy of input with input[i0, i1, ...] = values (or +=), with int64 indices of the first dims.",
     .save = 0xfffc,
     .flags = PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(pd_put_attrs),
@@ -383,8 +392,8 @@ done:
 const pd_op pd_op_index = {
     .sig = "index(Tensor input, Tensor?[] indices)",
     .doc =
-        "x[indices]: one int64 or bool tensor per dimension (None: all of it), broadcast against each other, as NumPy "
-        "does.",
+        "input[indices]: one int64 or bool tensor for each dimension (None: all of it). The indices are broadcast "
+        "against each other, as NumPy does.",
     .compose = index_compose,
 };
 
@@ -408,7 +417,7 @@ static pd_status put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_t
     int count = to_front(x, idx, n, &order, in + 2, &first, &together);
     pd_status status = PD_OK;
     if (!count) {
-        status = pd_fail(PD_E_INDEX, "index_put_: no index tensor");
+        status = pd_fail(PD_E_INDEX, "index_put_: the list of indices has no tensor (expected at least one)");
         goto done;
     }
     PD_TRY_TO(done, permuted(x, &order, &in[0]));
@@ -454,7 +463,8 @@ pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd
 const pd_op pd_op_index_put = {
     .sig = "index_put(Tensor input, Tensor?[] indices, Tensor values, bool accumulate=False)",
     .doc =
-        "A copy of x with x[indices] = values (+= with accumulate, repeated indices adding up); values are broadcast.",
+        "A copy of input with input[indices] = values. accumulate: += in the place of =, and repeated indices add up. "
+        "values are broadcast.",
     .flags = PD_FUNC | PD_METHOD,
     .attrs = sizeof(int64_t),
     .compose = put_compose,

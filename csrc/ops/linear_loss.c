@@ -96,8 +96,8 @@ static pd_status check(const pd_call *c, const fused_attrs *a) {
     PD_TRY(pd_check_ndim(c, X, 2));
     PD_TRY(pd_check_ndim(c, W, 2));
     if (x->size[1] != w->size[1])
-        return pd_fail(PD_E_SHAPE, "%s: inner sizes differ: input %s, linear_weight %s", op, pd_tensor_shape(x),
-                       pd_tensor_shape(w));
+        return pd_fail(PD_E_SHAPE, "%s: input has shape %s, linear_weight %s (expected equal inner sizes)", op,
+                       pd_tensor_shape(x), pd_tensor_shape(w));
     if (target->dtype != PD_I64 || target->ndim != 1 || target->size[0] != x->size[0])
         return pd_fail(PD_E_SHAPE,
                        "%s: target is %s of shape %s (expected int64 class indices, one for each row of the input %s)",
@@ -110,12 +110,12 @@ static pd_status check(const pd_call *c, const fused_attrs *a) {
     }
     if (a->dtype == PD_NO_DTYPE &&
         (w->dtype != x->dtype || (b && b->dtype != x->dtype) || (weight && weight->dtype != x->dtype)))
-        return pd_fail(PD_E_DTYPE, "%s: tensors differ in dtype: input %s, linear_weight %s (expected one dtype)", op,
+        return pd_fail(PD_E_DTYPE, "%s: input is %s, linear_weight is %s (expected one dtype)", op,
                        pd_dtype_name((pd_dtype)x->dtype), pd_dtype_name((pd_dtype)w->dtype));
     if (!(a->loss.smoothing >= 0 && a->loss.smoothing <= 1))
         return pd_fail(PD_E_VALUE, "%s: label_smoothing is %g (expected 0 to 1)", op, a->loss.smoothing);
     if (a->loss.reduction == PD_LOSS_NONE || a->chunk < 0)
-        return pd_fail(PD_E_VALUE, "%s: reduction %s, chunks of %lld rows (expected mean or sum, 0 or more rows)", op,
+        return pd_fail(PD_E_VALUE, "%s: reduction is %s, chunk is %lld (expected mean or sum, and at least 0 rows)", op,
                        a->loss.reduction == PD_LOSS_NONE ? "none" : "mean or sum", (long long)a->chunk);
     return PD_OK;
 }
@@ -266,9 +266,8 @@ const pd_op pd_op_linear_cross_entropy = {
         "int ignore_index=-100, enum(none|mean|sum) reduction=mean, float label_smoothing=0, int chunk=0, dtype "
         "dtype=None)",
     .doc =
-        "cross_entropy(linear(input, linear_weight, linear_bias), target, weight) of input [N, D], linear_weight [C, "
-        "D] and target [N] (int64), "
-        "in chunks of rows.",
+        "cross_entropy(linear(input, linear_weight, linear_bias), target, weight), computed in chunks of rows. input "
+        "[N, D], linear_weight [C, D], target [N] (int64).",
     .save = PD_SAVE_IN(X) | PD_SAVE_IN(W) | PD_SAVE_IN(TARGET) | PD_SAVE_IN(BIAS) | PD_SAVE_IN(WEIGHT) |
             PD_SAVE_OUT(GX) | PD_SAVE_OUT(GW) | PD_SAVE_OUT(GB),
     .flags = PD_NN | PD_NO_BROADCAST_GRAD,

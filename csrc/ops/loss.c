@@ -188,7 +188,9 @@ static pd_status check_inputs(const pd_call *c) {
         return pd_fail(PD_E_SHAPE, "%s: input has shape %s, target %s (expected [N, C, ...] and [N, ...])", op,
                        pd_tensor_shape(x), pd_tensor_shape(target));
     int64_t C = x->size[x->ndim > 1];
-    if (!C && target->numel) return pd_fail(PD_E_INDEX, "%s: input %s has no classes", op, pd_tensor_shape(x));
+    if (!C && target->numel)
+        return pd_fail(PD_E_INDEX, "%s: input has shape %s, so it has no classes (expected at least one)", op,
+                       pd_tensor_shape(x));
     if (weight && (weight->ndim != 1 || weight->size[0] != C || weight->dtype != x->dtype))
         return pd_fail(PD_E_SHAPE, "%s: weight is %s of shape %s (expected %s of shape [%" PRId64 "])", op,
                        pd_dtype_name((pd_dtype)weight->dtype), pd_tensor_shape(weight),
@@ -254,8 +256,8 @@ const pd_op pd_op_nll_loss = {
         "reduction=mean, "
         "float label_smoothing=0)",
     .doc =
-        "-input[target] * weight[target] of log-probabilities [N, C, ...] and classes [N, ...] (int64); a mean is "
-        "weighted.",
+        "-input[target] * weight[target]. input: log-probabilities [N, C, ...]; target: classes [N, ...] (int64). The "
+        "mean is weighted.",
     .cast = PD_CAST_FP32,
     .flags = PD_NN,
     .attrs = sizeof(loss_attrs),
@@ -266,7 +268,9 @@ const pd_op pd_op_cross_entropy = {
         "cross_entropy(Tensor input, Tensor target, Tensor? weight=None, int ignore_index=-100, enum(none|mean|sum) "
         "reduction=mean, "
         "float label_smoothing=0)",
-    .doc = "nll_loss(log_softmax(input, 1), target) in one pass: logits [N, C, ...], classes [N, ...] (int64).",
+    .doc =
+        "nll_loss(log_softmax(input, 1), target) in one pass. input: logits [N, C, ...]; target: classes [N, ...] "
+        "(int64).",
     .cast = PD_CAST_FP32_READ,
     .flags = PD_NN,
     .attrs = sizeof(loss_attrs),

@@ -44,7 +44,7 @@ static pd_status infer_as(pd_call *c, pd_dtype t) {
     int n = a->ndim;
     if (a->dtype == PD_BOOL) return pd_fail(PD_E_DTYPE, "%s: the inputs are bool (expected numbers)", c->def->name);
     if ((n != 2 && n != 3) || b->ndim != n || a->size[n - 1] != b->size[n - 2] || (n == 3 && a->size[0] != b->size[0]))
-        return pd_fail(PD_E_SHAPE, "%s: shapes %s and %s do not fit (expected [B, M, K] and [B, K, N])", c->def->name,
+        return pd_fail(PD_E_SHAPE, "%s: got shapes %s and %s (expected [B, M, K] and [B, K, N])", c->def->name,
                        pd_tensor_shape(a), pd_tensor_shape(b));
     int64_t size[3] = {a->size[0], a->size[n - 2], b->size[n - 1]};
     return pd_out_shape(c, 0, t, n, n == 3 ? size : size + 1);
@@ -158,7 +158,7 @@ static void bmm_vjp(pd_vjp *v) {
 
 const pd_op pd_op_bmm = {
     .sig = "bmm(Tensor input, Tensor mat2)",
-    .doc = "a @ b of [M, K] and [K, N], or of [B, M, K] and [B, K, N].",
+    .doc = "The matrix product input @ mat2 of [M, K] and [K, N], or of [B, M, K] and [B, K, N].",
     .promote = PD_SAME,
     .cast = PD_CAST_LOW,
     .save = PD_SAVE_IN(0) | PD_SAVE_IN(1),
@@ -179,7 +179,7 @@ static pd_status wide_infer(pd_call *c) {
 
 const pd_op pd_op_bmm_wide = {
     .sig = "bmm_wide(Tensor input, Tensor mat2)",
-    .doc = "bmm of 16-bit matrices, in float32: gradients of parameters under autocast.",
+    .doc = "bmm of 16-bit matrices with a float32 result, for gradients of parameters under autocast.",
     .promote = PD_SAME,
     .infer = wide_infer,
     .kernel = bmm_kernel,
@@ -205,7 +205,9 @@ static pd_status to_batch(pd_tensor *x, const pd_ints *batch, pd_tensor **out) {
 
 static pd_status matmul_nd(pd_tensor *a, pd_tensor *b, pd_tensor **out) {
     if (a->size[a->ndim - 1] != b->size[b->ndim - 2])
-        return pd_fail(PD_E_SHAPE, "matmul: inner sizes differ: %s @ %s", pd_tensor_shape(a), pd_tensor_shape(b));
+        return pd_fail(PD_E_SHAPE,
+                       "matmul: mat1 and mat2 shapes cannot be multiplied: got %s and %s (expected equal inner sizes)",
+                       pd_tensor_shape(a), pd_tensor_shape(b));
     if (a->ndim == 2 && b->ndim == 2) return pd_call2(PD_OP_bmm, a, b, NULL, out);
     pd_shape_attrs shape = {.shape = {.n = a->ndim}};
     pd_tensor *fa = NULL, *fb = NULL, *flat = NULL;
@@ -247,11 +249,11 @@ static pd_status matmul_compose(pd_call *c) {
     int64_t row = 0, col = 1;
     pd_status status;
     if (a->ndim == 0 || b->ndim == 0)
-        return pd_fail(PD_E_SHAPE, "matmul: %s @ %s: 0-d tensors have no inner size", pd_tensor_shape(a),
-                       pd_tensor_shape(b));
+        return pd_fail(PD_E_SHAPE, "matmul: got shapes %s and %s (expected at least 1 dimension in both)",
+                       pd_tensor_shape(a), pd_tensor_shape(b));
     if (a->dtype != b->dtype)
-        return pd_fail(PD_E_DTYPE, "matmul: %s @ %s (expected one dtype)", pd_dtype_name((pd_dtype)a->dtype),
-                       pd_dtype_name((pd_dtype)b->dtype));
+        return pd_fail(PD_E_DTYPE, "matmul: mat1 and mat2 must have the same dtype: got %s and %s (expected one dtype)",
+                       pd_dtype_name((pd_dtype)a->dtype), pd_dtype_name((pd_dtype)b->dtype));
     if (a->ndim > 1 && b->ndim > 1) return matmul_nd(a, b, &c->out[0]);
     /* A vector is a row on the left, a column on the right, and its dimension goes away again. */
     if (a->ndim == 1) {
@@ -281,8 +283,8 @@ done:
 const pd_op pd_op_matmul = {
     .sig = "matmul(Tensor input, Tensor other)",
     .doc =
-        "a @ b: the matrix product of the last two dims, the others broadcast; a 1-d tensor is a row (left) or a "
-        "column (right).",
+        "The matrix product input @ other of the last two dims; the other dims are broadcast. A 1-d tensor is a row on "
+        "the left and a column on the right.",
     .cast = PD_CAST_LOW,
     .flags = PD_FUNC | PD_METHOD,
     .compose = matmul_compose,
@@ -296,8 +298,10 @@ static pd_status linear_infer(pd_call *c) {
     PD_TRY(pd_check_float(c, 0));
     PD_TRY(pd_check_ndim(c, 1, 2));
     if (x->ndim == 0 || x->size[x->ndim - 1] != w->size[1])
-        return pd_fail(PD_E_SHAPE, "linear: inner sizes differ: input %s, weight %s", pd_tensor_shape(x),
-                       pd_tensor_shape(w));
+        return pd_fail(PD_E_SHAPE,
+                       "linear: mat1 and mat2 shapes cannot be multiplied: input has shape %s, weight %s (expected "
+                       "equal last sizes)",
+                       pd_tensor_shape(x), pd_tensor_shape(w));
     if (b && (b->ndim != 1 || b->size[0] != w->size[0]))
         return pd_fail(PD_E_SHAPE, "linear: bias has shape %s (expected %s)", pd_tensor_shape(b),
                        pd_shape_text(1, w->size));
@@ -422,7 +426,7 @@ static void linear_vjp(pd_vjp *v) {
 
 const pd_op pd_op_linear = {
     .sig = "linear(Tensor input, Tensor weight, Tensor? bias=None)",
-    .doc = "input @ weight.T + bias: input [..., K], weight [N, K], bias [N], result [..., N].",
+    .doc = "input @ weight.T + bias, with input [..., K], weight [N, K], bias [N] and result [..., N].",
     .promote = PD_SAME,
     .cast = PD_CAST_LOW,
     .save = PD_SAVE_IN(0) | PD_SAVE_IN(1),

@@ -38,11 +38,13 @@ static pd_status infer(pd_call *c) {
                            pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_dtype_name(want), x->size[1]);
     }
     if (!a->training && (!c->in[MEAN] || !c->in[VAR]))
-        return pd_fail(PD_E_VALUE, "batch_norm: running_mean and running_var are needed when not training");
+        return pd_fail(PD_E_VALUE,
+                       "batch_norm: running_mean or running_var is missing (expected both where training is False)");
     pd_batch_norm s = shape_of(x, a->eps, given);
     if (a->training && s.N * s.S < 2)
         return pd_fail(PD_E_VALUE,
-                       "batch_norm: %" PRId64 " value per channel in training, input %s (expected more than 1)",
+                       "batch_norm: got %" PRId64
+                       " value per channel, input %s (Expected more than 1 value per channel when training)",
                        s.N * s.S, pd_tensor_shape(x));
     PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
     if (s.channels_last) pd_shape_channels_last(x->size, c->out[0]->stride);
@@ -159,9 +161,9 @@ const pd_op pd_op_batch_norm = {
         "batch_norm(Tensor input, Tensor? running_mean, Tensor? running_var, Tensor? weight=None, Tensor? bias=None, "
         "bool training=False, float momentum=0.1, float eps=1e-05)",
     .doc =
-        "(input - mean) / sqrt(var + eps) * weight + bias per channel of [N, C, ...]; training uses the batch's "
-        "statistics (biased "
-        "variance) and moves the running ones (unbiased) by momentum.",
+        "(input - mean) / sqrt(var + eps) * weight + bias for each channel of [N, C, ...]. With training=True mean and "
+        "var are those of the batch (biased variance), and the running ones (unbiased variance) move towards them by "
+        "momentum.",
     .nout = 3,
     .visible = 1,
     .save = PD_SAVE_IN(X) | PD_SAVE_IN(MEAN) | PD_SAVE_IN(VAR) | PD_SAVE_IN(WEIGHT) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),

@@ -66,13 +66,16 @@ static pd_status sort_compose(pd_call *c) {
 
 const pd_op pd_op_argsort = {
     .sig = "argsort(Tensor input, int dim=-1, bool descending=False, bool stable=False)",
-    .doc = "Indices (int64) that sort input along dim; equals keep their order, NaN counts as largest.",
-    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(stable_attrs), .compose = argsort_compose,
+    .doc = "Indices (int64) that sort input along dim. Equal elements keep their order; NaN counts as largest.",
+    .flags = PD_FUNC | PD_METHOD,
+    .attrs = sizeof(stable_attrs),
+    .compose = argsort_compose,
 };
 const pd_op pd_op_sort = {
     .sig = "sort(Tensor input, int dim=-1, bool descending=False, bool stable=False)",
     .doc =
-        "input sorted along dim, and where each element stood (int64); equals keep their order, NaN counts as largest.",
+        "input sorted along dim, and the former index (int64) of each element. Equal elements keep their order; NaN "
+        "counts as largest.",
     .names = "values indices",
     .flags = PD_FUNC | PD_METHOD,
     .attrs = sizeof(stable_attrs),
@@ -92,10 +95,10 @@ static pd_status check_gather(const char *op, int ndim, const int64_t *size, con
     for (int i = 0; i < ndim && fits && index->numel; i++)
         fits = i == *d || (index->ndim ? index->size[i] : 1) <= size[i];
     if (!fits)
-        return pd_fail(
-            PD_E_SHAPE,
-            "%s: input has shape %s, index %s (expected as many dims, and sizes not above input's but at dimension %d)",
-            op, pd_shape_text(ndim, size), pd_tensor_shape(index), *d);
+        return pd_fail(PD_E_SHAPE,
+                       "%s: input has shape %s, index %s (expected the same number of dims, and sizes of index not "
+                       "above input's except in dimension %d)",
+                       op, pd_shape_text(ndim, size), pd_tensor_shape(index), *d);
     return PD_OK;
 }
 
@@ -210,7 +213,7 @@ static void gather_vjp(pd_vjp *v) {
 
 const pd_op pd_op_gather = {
     .sig = "gather(Tensor input, int dim, Tensor index)",
-    .doc = "out[i][j] = input[index[i][j]][j] for dim 0, and so on: input's elements at index (int64) along dim.",
+    .doc = "The elements of input at index (int64) along dim: out[i][j] = input[index[i][j]][j] for dim 0, and so on.",
     .save = PD_SAVE_IN(1),
     .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
     .attrs = sizeof(int64_t),
@@ -257,7 +260,7 @@ static void spread_vjp(pd_vjp *v) {
 
 const pd_op pd_op_gather_grad = {
     .sig = "gather_grad(Tensor g, Tensor index, int[] size, int dim)",
-    .doc = "Zeros of `size` with g added at index along dim: the gradient of gather.",
+    .doc = "The gradient of gather: zeros of shape `size`, to which g is added at index along dim.",
     .save = PD_SAVE_IN(1),
     .flags = PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
     .attrs = sizeof(spread_attrs),
@@ -323,7 +326,7 @@ static void scatter_vjp(pd_vjp *v) {
 
 const pd_op pd_op_scatter_sum = {
     .sig = "scatter_sum(Tensor input, Tensor src, Tensor index, " SCATTER_ATTRS ")",
-    .doc = "scatter_add of src as large as index.",
+    .doc = "scatter_add, where src is as large as index.",
     .save = PD_SAVE_IN(2),
     .flags = PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(scatter_attrs),
@@ -500,7 +503,7 @@ static void running_vjp(pd_vjp *v) {
 
 const pd_op pd_op_running_sum = {
     .sig = "running_sum(Tensor input, int dim, bool reverse)",
-    .doc = "Sums of the first (reverse: last) elements along dim.",
+    .doc = "The sums of all elements up to each (reverse: from each on) along dim.",
     .flags = PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
     .attrs = sizeof(running_attrs),
     .infer = running_infer,
@@ -527,7 +530,7 @@ static pd_status cumsum_compose(pd_call *c) {
 
 const pd_op pd_op_cumsum = {
     .sig = "cumsum(Tensor input, int dim, dtype dtype=None)",
-    .doc = "Along dim, the sum of all elements up to each. Integers and bool give int64.",
+    .doc = "The cumulative sum along dim: the sum of all elements up to each. Integers and bool give int64.",
     .promote = PD_GIVEN,
     .cast = PD_CAST_FP32_CUDA,
     .flags = PD_FUNC | PD_METHOD,
@@ -562,7 +565,7 @@ static void flip_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_flip, v->
 
 const pd_op pd_op_flip = {
     .sig = "flip(Tensor input, int[] dims)",
-    .doc = "A copy of input with the order along dims reversed.",
+    .doc = "A copy of input with the order of elements along dims reversed.",
     .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(pd_ints),
     .infer = flip_infer,
@@ -586,7 +589,7 @@ static pd_status not_compose(pd_call *c) {
 
 const pd_op pd_op_bitwise_not = {
     .sig = "bitwise_not(Tensor input)",
-    .doc = "Every bit of integers turned round; not, of bool.",
+    .doc = "Inverts every bit of integers; for bool the logical not.",
     .flags = PD_FUNC | PD_METHOD,
     .compose = not_compose,
 };

@@ -16,9 +16,10 @@ static pd_status infer(pd_call *c) {
     const pd_tensor *x = c->in[0];
     int64_t size[PD_MAX_DIMS] = {0};
     if (a->pad.n % 2 || a->pad.n > 2 * x->ndim)
-        return pd_fail(PD_E_SHAPE,
-                       "constant_pad_nd: pad %s for input %s (expected two numbers for each of at most %d dimensions)",
-                       pd_shape_text((int)a->pad.n, a->pad.v), pd_tensor_shape(x), x->ndim);
+        return pd_fail(
+            PD_E_SHAPE,
+            "constant_pad_nd: pad is %s, input has shape %s (expected two numbers for each of at most %d dimensions)",
+            pd_shape_text((int)a->pad.n, a->pad.v), pd_tensor_shape(x), x->ndim);
     for (int i = 0; i < a->pad.n; i++)
         if (a->pad.v[i] > 0) PD_TRY(pd_scalar_fits("constant_pad_nd", &a->value, (pd_dtype)x->dtype));
     for (int d = 0; d < x->ndim; d++) {
@@ -26,7 +27,9 @@ static pd_status infer(pd_call *c) {
         bool less = (before < 0 ? (double)before : 0) + (after < 0 ? (double)after : 0) < -(double)x->size[d];
         if (__builtin_add_overflow(x->size[d], before, &size[d]) || __builtin_add_overflow(size[d], after, &size[d]) ||
             size[d] < 0 || less)
-            return pd_fail(PD_E_SHAPE, "constant_pad_nd: pad %s leaves nothing of dimension %d of input %s",
+            return pd_fail(PD_E_SHAPE,
+                           "constant_pad_nd: pad is %s, which removes more of dimension %d than input %s has (expected "
+                           "a size of at least 0)",
                            pd_shape_text((int)a->pad.n, a->pad.v), d, pd_tensor_shape(x));
     }
     PD_TRY(pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size));
@@ -70,9 +73,8 @@ static void vjp(pd_vjp *v) {
 const pd_op pd_op_constant_pad_nd = {
     .sig = "constant_pad_nd(Tensor input, int[] pad, Scalar value=0)",
     .doc =
-        "input with pad[0] elements of `value` before and pad[1] after it along the last dimension, pad[2], pad[3] "
-        "along the one before, and so on; "
-        "negative: without as many.",
+        "input with pad[0] elements of `value` before it and pad[1] after it along the last dimension, pad[2] and "
+        "pad[3] along the dimension before, and so on. A negative number removes that many elements.",
     .flags = PD_FUNC | PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(pad_attrs),
     .infer = infer,
@@ -94,9 +96,10 @@ static pd_status around_infer(pd_call *c) {
     const pd_tensor *x = c->in[0];
     int64_t size[PD_MAX_DIMS] = {0};
     if (a->pad.n % 2 || a->pad.n > 2 * x->ndim)
-        return pd_fail(PD_E_SHAPE,
-                       "pad_around: pad %s for input %s (expected two numbers for each of at most %d dimensions)",
-                       pd_shape_text((int)a->pad.n, a->pad.v), pd_tensor_shape(x), x->ndim);
+        return pd_fail(
+            PD_E_SHAPE,
+            "pad_around: pad is %s, input has shape %s (expected two numbers for each of at most %d dimensions)",
+            pd_shape_text((int)a->pad.n, a->pad.v), pd_tensor_shape(x), x->ndim);
     for (int d = 0, k; d < x->ndim; d++) {
         k = 2 * (x->ndim - 1 - d);
         int64_t before = k < a->pad.n ? a->pad.v[k] : 0, after = k < a->pad.n ? a->pad.v[k + 1] : 0, n = x->size[d],
@@ -108,8 +111,8 @@ static pd_status around_infer(pd_call *c) {
         most = a->mode == REFLECT ? n - 1 : a->mode == CIRCULAR ? n : n > 0 ? INT64_MAX : 0;
         if (bad || ((before || after) && (before > most || after > most)))
             return pd_fail(PD_E_SHAPE,
-                           "pad_around: %" PRId64 " before and %" PRId64
-                           " after dimension %d of input %s (expected at most %" PRId64 ", none negative)",
+                           "pad_around: pad is %" PRId64 " before and %" PRId64
+                           " after dimension %d of input %s (expected 0 to %" PRId64 ")",
                            before, after, d, pd_tensor_shape(x), most > 0 ? most : 0);
     }
     return pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size);
@@ -212,9 +215,9 @@ static void around_vjp(pd_vjp *v) {
 const pd_op pd_op_pad_around = {
     .sig = "pad_around(Tensor input, int[] pad, enum(reflect|replicate|circular) mode, bool transposed=False)",
     .doc =
-        "input continued by pad[0] elements before and pad[1] after it along the last dimension, and so on: mirrored "
-        "at the border element, copies of it, or from "
-        "the other end; transposed: the gradient of that.",
+        "input with pad[0] elements before it and pad[1] after it along the last dimension, and so on. The elements "
+        "are mirrored at the border (reflect), copies of the border (replicate), or come from the other end "
+        "(circular). transposed: the gradient of that.",
     .flags = PD_NN | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
     .attrs = sizeof(around_attrs),
     .infer = around_infer,

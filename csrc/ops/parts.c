@@ -25,7 +25,7 @@ static pd_status real_infer(pd_call *c) {
     if (!pd_dtype_is_complex(t))
         return pd_fail(PD_E_DTYPE, "view_as_real: input is %s (expected complex numbers)", pd_dtype_name(t));
     if (x->ndim == PD_MAX_DIMS)
-        return pd_fail(PD_E_SHAPE, "view_as_real: too many dimensions (expected less than %d)", PD_MAX_DIMS);
+        return pd_fail(PD_E_SHAPE, "view_as_real: input has too many dimensions (expected less than %d)", PD_MAX_DIMS);
     pd_tensor *o = start(c, pd_dtype_part(t), x->ndim + 1);
     for (int d = 0; d < x->ndim; d++) o->stride[d] = 2 * x->stride[d];
     o->size[x->ndim] = 2;
@@ -48,7 +48,7 @@ static void real_vjp(pd_vjp *v) {
 
 const pd_op pd_op_view_as_real = {
     .sig = "view_as_real(Tensor input)",
-    .doc = "Complex numbers [...] as their real and imaginary parts [..., 2], over the same memory.",
+    .doc = "A view of complex numbers [...] as their real and imaginary parts [..., 2].",
     .flags = VIEW,
     .infer = real_infer,
     .vjp = real_vjp,
@@ -66,8 +66,8 @@ static pd_status complex_infer(pd_call *c) {
     for (int d = 0; d < last; d++) even = even && (x->stride[d] % 2 == 0 || x->size[d] < 2);
     if (!even && x->numel)
         return pd_fail(PD_E_SHAPE,
-                       "view_as_complex: strides %s and offset %" PRId64
-                       " (expected even ones, and 1 in the last dimension; use contiguous())",
+                       "view_as_complex: strides are %s, the offset is %" PRId64
+                       " (expected even numbers, and stride 1 in the last dimension; use contiguous())",
                        pd_shape_text(x->ndim, x->stride), x->offset);
     pd_tensor *o = start(c, pd_dtype_with_parts(t), last);
     for (int d = 0; d < last; d++) o->stride[d] = x->size[d] < 2 ? 1 : x->stride[d] / 2;
@@ -80,7 +80,7 @@ static void complex_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_view_a
 
 const pd_op pd_op_view_as_complex = {
     .sig = "view_as_complex(Tensor input)",
-    .doc = "Real and imaginary parts [..., 2], float32 or float64, as complex numbers [...], over the same memory.",
+    .doc = "A view of real and imaginary parts [..., 2], float32 or float64, as complex numbers [...].",
     .flags = VIEW,
     .infer = complex_infer,
     .vjp = complex_vjp,
@@ -103,8 +103,8 @@ static pd_status view_dtype_infer(pd_call *c) {
     }
     if (!fits)
         return pd_fail(PD_E_SHAPE,
-                       "view: %s of shape %s, strides %s and offset %" PRId64
-                       " cannot be seen as %s (expected a contiguous last dimension and multiples of %" PRId64 ")",
+                       "view: a tensor of dtype %s, shape %s, strides %s and offset %" PRId64
+                       " cannot be viewed as %s (expected a contiguous last dimension and multiples of %" PRId64 ")",
                        pd_dtype_name(from), pd_tensor_shape(x), pd_shape_text(x->ndim, x->stride), x->offset,
                        pd_dtype_name(to), wider);
     pd_tensor *o = start(c, to, x->ndim);
@@ -119,7 +119,7 @@ static pd_status view_dtype_infer(pd_call *c) {
 
 const pd_op pd_op_view_dtype = {
     .sig = "view_dtype(Tensor input, dtype dtype)",
-    .doc = "input's bytes as numbers of another dtype, over the same memory: Tensor.view(dtype). No gradient.",
+    .doc = "A view of input's bytes as numbers of another dtype: Tensor.view(dtype). It has no gradient.",
     .flags = PD_FUNC | PD_VIEW,
     .attrs = sizeof(pd_cast_attrs),
     .infer = view_dtype_infer,
@@ -137,7 +137,7 @@ pd_status pd_parts_strided(pd_tensor *t, const pd_tensor *like, pd_tensor **out)
     bool wide = pd_dtype_is_complex(to);
     if (from == to || pd_dtype_part(from) != pd_dtype_part(to))
         return pd_fail(PD_E_NOTIMPL,
-                       "a view of a %s tensor as %s is used after an in-place write (expected it made anew)",
+                       "view: a view of a %s tensor as %s is used after an in-place write (expected a new view)",
                        pd_dtype_name(from), pd_dtype_name(to));
     pd_strided_attrs a = {.size = {.n = like->ndim + wide}, .stride = {.n = like->ndim + wide}};
     int64_t more = wide ? 2 : 1;

@@ -154,7 +154,9 @@ static pd_status check_probabilities(const char *what, pd_tensor *x) {
     PD_TRY(pd_x_end(&v, NULL, &none));
     if (pd_dtype_category((pd_dtype)x->dtype) < PD_CAT_FLOAT) lo.d = (double)lo.i, hi.d = (double)hi.i;
     if (lo.d >= 0 && hi.d <= 1) return PD_OK;
-    return pd_fail(PD_E_VALUE, "binary_cross_entropy: %s reaches from %g to %g (expected 0 to 1)", what, lo.d, hi.d);
+    return pd_fail(PD_E_VALUE,
+                   "binary_cross_entropy: all elements of %s should be between 0 and 1: got %g to %g (expected 0 to 1)",
+                   what, lo.d, hi.d);
 }
 static pd_status bce_compose(pd_call *c) {
     PD_TRY(pd_check_float(c, 0));
@@ -187,18 +189,20 @@ static pd_status bce_logits_compose(pd_call *c) {
         .sig = #fn "(Tensor input, Tensor target" tensors ", " REDUCTION more ")", .doc = text,                 \
         .cast = PD_CAST_FP32, .flags = PD_NN, .attrs = sizeof(Attrs), .compose = Compose,                       \
     };
-LOSS(mse_loss, "", "", int64_t, mse_compose, "(input - target) ** 2: each, their mean or sum.")
-LOSS(l1_loss, "", "", int64_t, l1_compose, "|input - target|: each, their mean or sum.")
+LOSS(mse_loss, "", "", int64_t, mse_compose, "(input - target) ** 2 of each element, or their mean or sum.")
+LOSS(l1_loss, "", "", int64_t, l1_compose, "|input - target| of each element, or their mean or sum.")
 LOSS(smooth_l1_loss, "", ", float beta=1", sized_attrs, smooth_compose,
-     "d ** 2 / (2 beta) where d = |input - target| < beta, else d - beta / 2: each, their mean or sum.")
+     "d ** 2 / (2 beta) where d = |input - target| < beta, otherwise d - beta / 2; of each element, or their mean or "
+     "sum.")
 LOSS(huber_loss, "", ", float delta=1", sized_attrs, huber_compose,
-     "d ** 2 / 2 where d = |input - target| <= delta, else delta (d - delta / 2): each, their mean or sum.")
+     "d ** 2 / 2 where d = |input - target| <= delta, otherwise delta (d - delta / 2); of each element, or their mean "
+     "or sum.")
 LOSS(kl_div, "", ", bool log_target=False", kl_attrs, kl_compose,
-     "target (log(target) - input) for log-probabilities input: each, their mean or sum; log_target: target is a "
-     "logarithm too.")
-LOSS(
-    binary_cross_entropy, ", Tensor? weight=None", "", int64_t, bce_compose,
-    "-weight (target log(input) + (1 - target) log(1 - input)), the logarithms at least -100: each, their mean or sum.")
+     "target (log(target) - input) of each element, or their mean or sum. input: log-probabilities. log_target: target "
+     "has logarithms, too.")
+LOSS(binary_cross_entropy, ", Tensor? weight=None", "", int64_t, bce_compose,
+     "-weight (target log(input) + (1 - target) log(1 - input)) of each element, or their mean or sum. The logarithms "
+     "are at least -100.")
 LOSS(binary_cross_entropy_with_logits, ", Tensor? weight=None, Tensor? pos_weight=None", "", int64_t,
      bce_logits_compose,
-     "binary_cross_entropy of sigmoid(input), computed without overflow; pos_weight is a factor of target's part.")
+     "binary_cross_entropy of sigmoid(input), computed without overflow. pos_weight multiplies target's part.")

@@ -129,7 +129,7 @@ static void avg_grad_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_pool_
 const pd_op pd_op_pool_max = {
     .sig = "pool_max(Tensor input, " POOL_ATTRS ")",
     POOL_OP,
-    .doc = "The largest element of each window, and the places where it stands.",
+    .doc = "The largest element of each window, and its position.",
     .nout = 2,
     .save = PD_SAVE_OUT(1),
     .infer = max_infer,
@@ -139,7 +139,7 @@ const pd_op pd_op_pool_max = {
 const pd_op pd_op_pool_max_grad = {
     .sig = "pool_max_grad(Tensor g, Tensor place, " POOL_ATTRS ")",
     POOL_OP,
-    .doc = "Zeros with g added at the places: the gradient of pool_max.",
+    .doc = "The gradient of pool_max: zeros, to which g is added at the positions.",
     .save = PD_SAVE_IN(1),
     .infer = large_infer,
     .kernel = grad_kernel,
@@ -148,7 +148,7 @@ const pd_op pd_op_pool_max_grad = {
 const pd_op pd_op_pool_max_take = {
     .sig = "pool_max_take(Tensor input, Tensor place, " POOL_ATTRS ")",
     POOL_OP,
-    .doc = "The elements at the places: the gradient of pool_max_grad.",
+    .doc = "The gradient of pool_max_grad: the elements at the positions.",
     .save = PD_SAVE_IN(1),
     .infer = small_infer,
     .kernel = take_kernel,
@@ -157,7 +157,7 @@ const pd_op pd_op_pool_max_take = {
 const pd_op pd_op_pool_max_index = {
     .sig = "pool_max_index(Tensor place, " POOL_ATTRS ")",
     POOL_OP,
-    .doc = "The places as positions in their planes, int64.",
+    .doc = "The positions as int64 indices in their planes.",
     .infer = index_infer,
     .kernel = index_kernel,
 };
@@ -187,7 +187,8 @@ static pd_status image_of(const char *op, const pd_tensor *x, int dims, pool_att
     bool fits = x->ndim == dims + 1 || x->ndim == dims + 2;
     for (int d = x->ndim == dims + 2; d < x->ndim && fits; d++) fits = x->size[d] > 0;
     if (!fits)
-        return pd_fail(PD_E_SHAPE, "%s: input has shape %s (expected %s or [N, ...], sizes but N's above 0)", op,
+        return pd_fail(PD_E_SHAPE,
+                       "%s: input has shape %s (expected %s or [N, ...], where all sizes except N are at least 1)", op,
                        pd_tensor_shape(x), dims == 1 ? "[C, L]" : "[C, H, W]");
     if (x->dtype == PD_BOOL) return pd_fail(PD_E_DTYPE, "%s: the input is bool (expected numbers)", op);
     a->size[0] = dims == 1 ? 1 : x->size[x->ndim - 2];
@@ -220,22 +221,26 @@ static pd_status windows_of(const char *op, const pd_tensor *x, int dims, const 
         if (a->kernel[i] < 1 || a->stride[i] < 1 || a->dilation[i] < 1 || a->padding[i] < 0 || high > INT32_MAX ||
             a->dilation[i] > INT32_MAX)
             return pd_fail(PD_E_VALUE,
-                           "%s: kernel_size %" PRId64 ", stride %" PRId64 ", padding %" PRId64 ", dilation %" PRId64
+                           "%s: kernel_size is %" PRId64 ", stride %" PRId64 ", padding %" PRId64 ", dilation %" PRId64
                            " (expected padding at least 0, the others at least 1)",
                            op, a->kernel[i], a->stride[i], a->padding[i], a->dilation[i]);
         int64_t reach = a->dilation[i] * (a->kernel[i] - 1) + 1;
         if (a->padding[i] > reach / 2)
-            return pd_fail(PD_E_VALUE, "%s: padding %" PRId64 " is more than half of the window's %" PRId64, op,
-                           a->padding[i], reach);
+            return pd_fail(PD_E_VALUE,
+                           "%s: pad should be at most half of effective kernel size: got padding %" PRId64
+                           " for a window of %" PRId64 " elements (expected less padding)",
+                           op, a->padding[i], reach);
         int64_t room = a->size[i] + 2 * a->padding[i] - reach + (g->ceil_mode ? a->stride[i] - 1 : 0);
         a->out[i] = room < 0 ? 0 : room / a->stride[i] + 1;
         if (g->ceil_mode && (a->out[i] - 1) * a->stride[i] >= a->size[i] + a->padding[i]) a->out[i]--;
         if (a->out[i] < 1)
-            return pd_fail(PD_E_SHAPE, "%s: a window of %" PRId64 " does not fit into input %s with padding %" PRId64,
+            return pd_fail(PD_E_SHAPE,
+                           "%s: a window of %" PRId64 " elements does not fit into input %s with padding %" PRId64
+                           " (expected a smaller window or more padding)",
                            op, reach, pd_tensor_shape(x), a->padding[i]);
     }
     if (a->kernel[0] * a->kernel[1] > INT32_MAX)
-        return pd_fail(PD_E_VALUE, "%s: kernel_size %s has too many elements (expected at most 2^31 - 1)", op,
+        return pd_fail(PD_E_VALUE, "%s: kernel_size is %s (expected at most 2^31 - 1 elements in a window)", op,
                        pd_shape_text(2, a->kernel));
     return PD_OK;
 }
@@ -249,7 +254,7 @@ static pd_status adaptive_of(const char *op, const pd_tensor *x, int dims, const
         int k = i - (2 - dims);
         a->out[i] = k < 0 ? 1 : out[k];
         if (a->out[i] < 0)
-            return pd_fail(PD_E_VALUE, "%s: output_size %" PRId64 " (expected at least 0)", op, a->out[i]);
+            return pd_fail(PD_E_VALUE, "%s: output_size is %" PRId64 " (expected at least 0)", op, a->out[i]);
         a->stride[i] = a->dilation[i] = 1;
         a->padding[i] = 0;
         even = even && a->out[i] && a->size[i] % a->out[i] == 0;
@@ -262,7 +267,8 @@ static pd_status adaptive_of(const char *op, const pd_tensor *x, int dims, const
     a->adaptive = !even;
     PD_TRY(pd_shape_numel(op, 2, a->out, &total));
     if (a->kernel[0] * a->kernel[1] > INT32_MAX)
-        return pd_fail(PD_E_VALUE, "%s: windows of %s elements are too large", op, pd_shape_text(2, a->kernel));
+        return pd_fail(PD_E_VALUE, "%s: windows have %s elements (expected at most 2^31 - 1 in a window)", op,
+                       pd_shape_text(2, a->kernel));
     return PD_OK;
 }
 
@@ -380,10 +386,9 @@ static pd_status adaptive_avg1_compose(pd_call *c) { return adaptive_avg(c, 1); 
 #define MAX1                                                                                            \
     "(Tensor input, int[1] kernel_size, int[]? stride=None, int[1] padding=0, int[1] dilation=1, bool " \
     "ceil_mode=False)"
-#define WINDOWS                                                                                                        \
-    " kernel_size elements dilation apart, a new window every stride (kernel_size) elements, with padding that never " \
-    "counts; ceil_mode "                                                                                               \
-    "keeps the last window where it starts inside."
+#define WINDOWS                                                                                                       \
+    " kernel_size elements that lie dilation apart, with a new window every stride (default: kernel_size) elements. " \
+    "Padding never counts. ceil_mode keeps a last window that starts inside."
 const pd_op pd_op_max_pool2d = {
     .sig = "max_pool2d" MAX2, .doc = "The largest element of each window of input [N, C, H, W] or [C, H, W]:" WINDOWS,
     .flags = PD_FUNC | PD_NN, .attrs = sizeof(max2_attrs), .compose = max2_compose,
@@ -414,9 +419,8 @@ const pd_op pd_op_avg_pool2d = {
         "count_include_pad=True, "
         "int? divisor_override=None)",
     .doc =
-        "The mean of each window of input [N, C, H, W] or [C, H, W]; padding counts as zeros, or not at all without "
-        "count_include_pad; "
-        "divisor_override divides the sum instead.",
+        "The mean of each window of input [N, C, H, W] or [C, H, W]. Padding counts as zeros, or not at all if "
+        "count_include_pad is False. divisor_override replaces the number by which the sum is divided.",
     .flags = PD_NN,
     .attrs = sizeof(avg2_attrs),
     .compose = avg2_compose,
@@ -426,15 +430,15 @@ const pd_op pd_op_avg_pool1d = {
         "avg_pool1d(Tensor input, int[1] kernel_size, int[]? stride=None, int[1] padding=0, bool ceil_mode=False, bool "
         "count_include_pad=True)",
     .doc =
-        "The mean of each window of input [N, C, L] or [C, L]; padding counts as zeros, or not at all without "
-        "count_include_pad.",
+        "The mean of each window of input [N, C, L] or [C, L]. Padding counts as zeros, or not at all if "
+        "count_include_pad is False.",
     .flags = PD_FUNC | PD_NN,
     .attrs = sizeof(avg1_attrs),
     .compose = avg1_compose,
 };
-#define ADAPTIVE                                                                                                  \
-    " of input's window [floor(i n / m), ceil((i + 1) n / m)) for every i of output_size m, n being the size of " \
-    "input."
+#define ADAPTIVE                                                                                                     \
+    " of input's window [floor(i n / m), ceil((i + 1) n / m)) for every i below output_size m, where n is the size " \
+    "of input."
 const pd_op pd_op_adaptive_avg_pool2d = {
     .sig = "adaptive_avg_pool2d(Tensor input, int[2] output_size)",
     .doc = "The mean" ADAPTIVE,

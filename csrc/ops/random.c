@@ -19,7 +19,7 @@ static void mask_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_dropout_m
 
 const pd_op pd_op_dropout_mask = {
     .sig = "dropout_mask(Tensor input, float p, rng key)",
-    .doc = "input * keep / (1 - p), keep drawn by key.",
+    .doc = "input * keep / (1 - p), where keep is drawn by key.",
     .flags = PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
     .attrs = sizeof(mask_attrs),
     .infer = mask_infer,
@@ -44,7 +44,8 @@ static pd_status dropout_compose(pd_call *c) {
 const pd_op pd_op_dropout = {
     .sig = "dropout(Tensor input, float p=0.5, bool training=True)",
     .doc =
-        "In training each element is zeroed with probability p and the rest divided by 1 - p; else the input itself.",
+        "In training, sets each element to 0 with probability p and divides the others by 1 - p; otherwise the input "
+        "itself.",
     .flags = PD_FUNC | PD_NN,
     .attrs = sizeof(dropout_attrs),
     .compose = dropout_compose,
@@ -77,7 +78,7 @@ static void nothing(pd_vjp *v) { (void)v; }
 
 const pd_op pd_op_uniform = {
     .sig = "uniform(Tensor input, float from=0, float to=1, rng key)",
-    .doc = "uniform_: numbers from [from, to).",
+    .doc = "uniform_: random numbers, uniform in [from, to).",
     .flags = PD_METHOD | PD_INPLACE | PD_CONTIGUOUS,
     .attrs = sizeof(draw_attrs),
     .infer = draw_infer,
@@ -86,7 +87,7 @@ const pd_op pd_op_uniform = {
 };
 const pd_op pd_op_normal = {
     .sig = "normal(Tensor input, float mean=0, float std=1, rng key)",
-    .doc = "normal_: numbers of the normal distribution.",
+    .doc = "normal_: random numbers of the normal distribution.",
     .flags = PD_METHOD | PD_INPLACE | PD_CONTIGUOUS,
     .attrs = sizeof(draw_attrs),
     .infer = draw_infer,

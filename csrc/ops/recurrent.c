@@ -35,7 +35,7 @@ static pd_status check(const pd_call *c, int i, int ndim, const int64_t *size) {
     const pd_tensor *t = c->in[i];
     if (t && t->dtype == c->in[X]->dtype && pd_tensor_is_contiguous(t) && pd_shape_equal(t->ndim, t->size, ndim, size))
         return PD_OK;
-    if (!t) return pd_fail(PD_E_VALUE, "recurrent: no %s (expected %s)", names[i], pd_shape_text(ndim, size));
+    if (!t) return pd_fail(PD_E_VALUE, "recurrent: %s is missing (expected %s)", names[i], pd_shape_text(ndim, size));
     return pd_fail(PD_E_SHAPE, "recurrent: %s is %s of shape %s (expected contiguous %s of shape %s)", names[i],
                    pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_dtype_name((pd_dtype)c->in[X]->dtype),
                    pd_shape_text(ndim, size));
@@ -48,15 +48,17 @@ static pd_status recurrent_infer(pd_call *c) {
     if (t != PD_F32 && t != PD_F64)
         return pd_fail(PD_E_DTYPE, "recurrent: x is %s (expected float32 or float64)", pd_dtype_name(t));
     if (x->ndim != 3 || w->ndim != 2)
-        return pd_fail(PD_E_SHAPE, "recurrent: x %s, weight %s (expected [T, B, gates H] and [gates H, H])",
+        return pd_fail(PD_E_SHAPE, "recurrent: x has shape %s, weight %s (expected [T, B, gates H] and [gates H, H])",
                        pd_tensor_shape(x), pd_tensor_shape(w));
-    if (!x->size[0]) return pd_fail(PD_E_SHAPE, "recurrent: x is %s (expected one step at least)", pd_tensor_shape(x));
+    if (!x->size[0])
+        return pd_fail(PD_E_SHAPE, "recurrent: x has shape %s (expected at least one step)", pd_tensor_shape(x));
     layer l = layer_of(a, c->in);
     const int64_t B = l.cell.B, H = l.cell.H, T = l.T;
     PD_TRY(check(c, X, 3, (int64_t[]){T, B, l.width}));
     PD_TRY(check(c, H0, 2, (int64_t[]){B, H}));
     if (a->kind == PD_LSTM) PD_TRY(check(c, C0, 2, (int64_t[]){B, H}));
-    else if (c->in[C0]) return pd_fail(PD_E_VALUE, "recurrent: c is given (expected it for lstm alone)");
+    else if (c->in[C0])
+        return pd_fail(PD_E_VALUE, "recurrent: c is given (expected c only if kind is lstm)");
     PD_TRY(check(c, W, 2, (int64_t[]){l.width, H}));
     if (c->in[BIAS]) PD_TRY(check(c, BIAS, 1, &l.width));
     bool lstm = a->kind == PD_LSTM, gated = lstm || a->kind == PD_GRU;
@@ -305,9 +307,9 @@ const pd_op pd_op_recurrent = {
         "recurrent(Tensor x, Tensor h, Tensor? c, Tensor weight, Tensor? bias, enum(rnn_tanh|rnn_relu|lstm|gru) kind, "
         "bool reverse=False)",
     .doc =
-        "A recurrent layer in one direction: the states [T, B, H] after each step and, for lstm, the last c [B, H]. x "
-        "[T, B, gates "
-        "H]: the input's part of the gates; weight [gates H, H] and bias: the state's. What nn.RNN, LSTM and GRU run.",
+        "A recurrent layer in one direction, which nn.RNN, LSTM and GRU run. Returns the states [T, B, H] after each "
+        "step and, for lstm, the last c [B, H]. x [T, B, gates H]: the input's part of the gates. weight [gates H, H] "
+        "and bias: the state's part.",
     .nout = 4,
     .visible = 2,
     .names = "output c",

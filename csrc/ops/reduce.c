@@ -40,8 +40,9 @@ static pd_status infer_mean(pd_call *c) {
 static pd_status want_elements(const pd_call *c, unsigned bits) {
     for (int d = 0; d < c->in[0]->ndim; d++)
         if ((bits >> d & 1) && !c->in[0]->size[d])
-            return pd_fail(PD_E_INDEX, "%s: shape %s has no element along dimension %d", c->def->name,
-                           pd_tensor_shape(c->in[0]), d);
+            return pd_fail(PD_E_INDEX,
+                           "%s: the tensor has shape %s, with no element along dimension %d (expected at least one)",
+                           c->def->name, pd_tensor_shape(c->in[0]), d);
     return PD_OK;
 }
 static pd_status infer_extreme(pd_call *c) {
@@ -252,28 +253,28 @@ static void extreme_vjp(pd_vjp *v) { /* ties share the gradient evenly */
         .infer = Infer, .kernel = fn##_kernel, .scratch = fn##_scratch, __VA_ARGS__                         \
     }
 #define FOLD(...) FOLD_AS(PD_FUNC | PD_METHOD, __VA_ARGS__)
-FOLD(sum, SUM, infer_sum, .doc = "The sum over the dims (all without dim). Integers and bool give int64.",
+FOLD(sum, SUM, infer_sum, .doc = "The sum over dim, or over all dims if dim is None. Integers and bool give int64.",
      .promote = PD_GIVEN, .cast = PD_CAST_FP32_CUDA, .vjp = sum_vjp);
-FOLD(mean, MEAN, infer_mean, .doc = "The mean over the dims (all without dim), of a floating tensor.",
+FOLD(mean, MEAN, infer_mean, .doc = "The mean of a floating tensor over dim, or over all dims if dim is None.",
      .promote = PD_GIVEN, .vjp = mean_vjp);
 static void square_sum_vjp(pd_vjp *v) {
     pd_val g = pd_val_of(spread(v, v->g[0])), twice = pd_x2(v, PD_OP_mul, pd_val_of(pd_vjp_in(v, 0)), pd_const(2));
     pd_vjp_set(v, 0, pd_x2(v, PD_OP_mul, g, twice).t);
 }
 FOLD_AS(PD_METHOD, square_sum, SQUARES, infer_mean,
-        .doc = "The sum of squares over the dims (all without dim), of a floating tensor.", .promote = PD_GIVEN,
-        .save = PD_SAVE_IN(0), .vjp = square_sum_vjp);
-FOLD(prod, PROD, infer_sum, .doc = "The product over the dims (all without dim). Integers and bool give int64.",
-     .promote = PD_GIVEN, .cast = PD_CAST_FP32, .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = prod_vjp,
-     .vjp_fast = prod_fast);
+        .doc = "The sum of squares of a floating tensor over dim, or over all dims if dim is None.",
+        .promote = PD_GIVEN, .save = PD_SAVE_IN(0), .vjp = square_sum_vjp);
+FOLD(prod, PROD, infer_sum,
+     .doc = "The product over dim, or over all dims if dim is None. Integers and bool give int64.", .promote = PD_GIVEN,
+     .cast = PD_CAST_FP32, .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = prod_vjp, .vjp_fast = prod_fast);
 FOLD(amax, MAX, infer_extreme,
-     .doc = "The largest element over the dims; NaN if there is one. Ties share the gradient.",
+     .doc = "The largest element over dim; NaN if there is one. Equal largest elements share the gradient.",
      .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = extreme_vjp);
 FOLD(amin, MIN, infer_extreme,
-     .doc = "The smallest element over the dims; NaN if there is one. Ties share the gradient.",
+     .doc = "The smallest element over dim; NaN if there is one. Equal smallest elements share the gradient.",
      .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = extreme_vjp);
-FOLD(any, ANY, infer_bool, .doc = "True where any element over the dims is nonzero.");
-FOLD(all, ALL, infer_bool, .doc = "True where all elements over the dims are nonzero.");
+FOLD(any, ANY, infer_bool, .doc = "True where any element over dim is nonzero.");
+FOLD(all, ALL, infer_bool, .doc = "True where all elements over dim are nonzero.");
 
 /* ---- argmax, argmin ---------------------------------------------------------------------------------------------- */
 
@@ -317,8 +318,8 @@ static pd_status argmin_kernel(const pd_call *c) { return arg_run(c, false, NULL
 const pd_op pd_op_argmax = {
     .sig = "argmax(Tensor input, int? dim=None, bool keepdim=False)",
     .doc =
-        "Index (int64) of the first largest element along dim; of the flattened tensor without dim. NaN counts as "
-        "largest.",
+        "The index (int64) of the first largest element along dim, or in the flattened tensor if dim is None. NaN "
+        "counts as largest.",
     .flags = PD_FUNC | PD_METHOD,
     .attrs = sizeof(arg_attrs),
     .infer = arg_infer,
@@ -328,8 +329,8 @@ const pd_op pd_op_argmax = {
 const pd_op pd_op_argmin = {
     .sig = "argmin(Tensor input, int? dim=None, bool keepdim=False)",
     .doc =
-        "Index (int64) of the first smallest element along dim; of the flattened tensor without dim. NaN counts as "
-        "smallest.",
+        "The index (int64) of the first smallest element along dim, or in the flattened tensor if dim is None. NaN "
+        "counts as smallest.",
     .flags = PD_FUNC | PD_METHOD,
     .attrs = sizeof(arg_attrs),
     .infer = arg_infer,
@@ -396,7 +397,7 @@ static void pick_vjp(pd_vjp *v) {
 
 const pd_op pd_op_extreme = {
     .sig = "extreme(Tensor input, int dim, bool keepdim, bool largest)",
-    .doc = "max or min along dim, with indices.",
+    .doc = "max or min along dim, with the indices.",
     .nout = 2,
     .save = PD_SAVE_OUT(1),
     .flags = PD_NO_BROADCAST_GRAD,
@@ -427,8 +428,8 @@ extern const pd_op pd_op_maximum, pd_op_minimum;
 const pd_op pd_op_max = {
     .sig = "max(Tensor input, int? dim=None, bool keepdim=False)",
     .doc =
-        "The largest element; with dim, (values, indices) along it: the first largest one; with a second tensor, "
-        "maximum of both.",
+        "The largest element. With dim: (values, indices) of the first largest element along dim. With a second "
+        "tensor: the maximum of both.",
     .names = "values indices",
     .elementwise = &pd_op_maximum,
     .flags = PD_FUNC | PD_METHOD,
@@ -438,8 +439,8 @@ const pd_op pd_op_max = {
 const pd_op pd_op_min = {
     .sig = "min(Tensor input, int? dim=None, bool keepdim=False)",
     .doc =
-        "The smallest element; with dim, (values, indices) along it: the first smallest one; with a second tensor, "
-        "minimum of both.",
+        "The smallest element. With dim: (values, indices) of the first smallest element along dim. With a second "
+        "tensor: the minimum of both.",
     .names = "values indices",
     .elementwise = &pd_op_minimum,
     .flags = PD_FUNC | PD_METHOD,
@@ -457,7 +458,8 @@ static pd_status topk_infer(pd_call *c) {
     int64_t size[PD_MAX_DIMS], n = x->ndim ? x->size[x->ndim - 1] : 1;
     if (a->k < 0 || a->k > n)
         return pd_fail(PD_E_INDEX,
-                       "topk: k = %" PRId64 " is out of range (expected 0 to %" PRId64 ", the size of the dimension)",
+                       "topk: selected index k out of range: got %" PRId64 " (expected 0 to %" PRId64
+                       ", the size of the dimension)",
                        a->k, n);
     memcpy(size, x->size, sizeof(int64_t) * (size_t)x->ndim);
     if (x->ndim) size[x->ndim - 1] = a->k;

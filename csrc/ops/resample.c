@@ -35,7 +35,7 @@ static pd_status sizes(const pd_call *c, int *dim, pd_resample *s) {
     PD_TRY(pd_check_float(c, 0));
     PD_TRY(pd_shape_dim("resample", a->dim, x->ndim, dim));
     if (a->size < 1 || x->ndim == 0 || x->size[*dim] < 1)
-        return pd_fail(PD_E_SHAPE, "resample: input %s to size %" PRId64 " (expected sizes above 0)",
+        return pd_fail(PD_E_SHAPE, "resample: input has shape %s, size is %" PRId64 " (expected sizes of at least 1)",
                        pd_tensor_shape(x), a->size);
     *s = (pd_resample){.t = x->dtype == PD_F64 ? PD_F64 : PD_F32,
                        .outer = 1,
@@ -45,7 +45,11 @@ static pd_status sizes(const pd_call *c, int *dim, pd_resample *s) {
                        .transposed = a->transposed};
     if (a->transposed) s->from = a->size, s->to = x->size[*dim];
     s->taps = taps_of(a, s->from, s->to);
-    if (s->taps > INT32_MAX) return pd_fail(PD_E_VALUE, "resample: scale %g is too large", a->scale);
+    if (s->taps > INT32_MAX)
+        return pd_fail(
+            PD_E_VALUE,
+            "resample: scale is %g, which is too large (expected less than 2^31 source elements for a result)",
+            a->scale);
     const bool nhwc = pd_is_nhwc(x);
     for (int d = 0; d < x->ndim; d++)
         if (d != *dim) *(place_in_memory(nhwc, d) < place_in_memory(nhwc, *dim) ? &s->outer : &s->inner) *= x->size[d];
@@ -176,8 +180,8 @@ const pd_op pd_op_resample = {
         "resample(Tensor input, int dim, int size, enum(nearest|exact|linear|cubic|linear_aa|cubic_aa) mode=linear, "
         "bool align_corners=False, float scale=0, bool transposed=False)",
     .doc =
-        "input resized to `size` along dim, as interpolate does; scale: source elements a result (0: the quotient of "
-        "the sizes); _aa: antialiased; transposed: the gradient of that.",
+        "input resized to `size` along dim, as interpolate does. scale: source elements for each result (0: the "
+        "quotient of the sizes). Modes with _aa are antialiased. transposed: the gradient of that.",
     .flags = PD_NN | PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(resample_attrs),
     .infer = infer,

@@ -117,7 +117,7 @@ static pd_status last_dims(const pd_call *c, const pd_ints *shape, int64_t *n) {
     int lead = x->ndim - (int)shape->n;
     PD_TRY(pd_check_float(c, X));
     if (shape->n < 1 || lead < 0 || !pd_shape_equal((int)shape->n, shape->v, (int)shape->n, x->size + lead))
-        return pd_fail(PD_E_SHAPE, "%s: input has shape %s (expected it to end with normalized_shape %s)", op,
+        return pd_fail(PD_E_SHAPE, "%s: input has shape %s (expected a shape that ends with normalized_shape %s)", op,
                        pd_tensor_shape(x), pd_shape_text((int)shape->n, shape->v));
     for (int i = 1; i < c->nin; i++)
         if (c->in[i] &&
@@ -151,8 +151,8 @@ static pd_status layer_compose(pd_call *c) {
 const pd_op pd_op_layer_norm = {
     .sig = "layer_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05)",
     .doc =
-        "(input - mean) / sqrt(var + eps) * weight + bias, mean and (biased) variance taken over the last dims, of "
-        "normalized_shape.",
+        "(input - mean) / sqrt(var + eps) * weight + bias; mean and (biased) variance are taken over the last dims, "
+        "whose shape is normalized_shape.",
     .cast = PD_CAST_BACK,
     .flags = PD_FUNC | PD_NN,
     .attrs = sizeof(layer_attrs),
@@ -175,8 +175,8 @@ static pd_status rms_compose(pd_call *c) {
 const pd_op pd_op_rms_norm = {
     .sig = "rms_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, Scalar eps=None)",
     .doc =
-        "input / sqrt(mean(input ** 2) + eps) * weight over the last dims, of normalized_shape; eps: the dtype's "
-        "machine epsilon.",
+        "input / sqrt(mean(input ** 2) + eps) * weight over the last dims, whose shape is normalized_shape. eps is the "
+        "dtype's machine epsilon by default.",
     .cast = PD_CAST_BACK,
     .flags = PD_FUNC | PD_NN,
     .attrs = sizeof(rms_attrs),
@@ -291,12 +291,14 @@ static pd_status group_compose(pd_call *c) {
     if (x->ndim < 2 || a->groups < 1 || x->size[1] % a->groups)
         return pd_fail(PD_E_SHAPE,
                        "group_norm: input has shape %s, num_groups is %" PRId64
-                       " (expected [N, C, ...], C divisible by it)",
+                       " (expected [N, C, ...], C divisible by num_groups)",
                        pd_tensor_shape(x), a->groups);
     int64_t C_ = x->size[1], rows = x->size[0] * a->groups, n = 1;
     for (int d = 1; d < x->ndim; d++) n *= x->size[d];
     if (x->size[0] * n == a->groups)
-        return pd_fail(PD_E_VALUE, "group_norm: input %s has one value for each group (expected more)",
+        return pd_fail(PD_E_VALUE,
+                       "group_norm: input has shape %s, so each group has one value (Expected more than 1 value per "
+                       "channel when training)",
                        pd_tensor_shape(x));
     for (int i = 1; i < 3; i++)
         if (c->in[i] && (c->in[i]->ndim != 1 || c->in[i]->size[0] != C_ || c->in[i]->dtype != x->dtype))
@@ -317,8 +319,8 @@ static pd_status group_compose(pd_call *c) {
 const pd_op pd_op_group_norm = {
     .sig = "group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05)",
     .doc =
-        "(input - mean) / sqrt(var + eps) * weight + bias of input [N, C, ...], mean and (biased) variance taken over "
-        "num_groups groups of channels.",
+        "(input - mean) / sqrt(var + eps) * weight + bias of input [N, C, ...]; mean and (biased) variance are taken "
+        "over each of num_groups groups of channels.",
     .cast = PD_CAST_BACK,
     .flags = PD_FUNC | PD_NN,
     .attrs = sizeof(group_attrs),

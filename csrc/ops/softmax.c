@@ -57,7 +57,7 @@ static void log_softmax_vjp(pd_vjp *v) { /* g - exp(y) * sum(g) */
 
 const pd_op pd_op_softmax = {
     .sig = "softmax(Tensor input, int dim=-1, dtype dtype=None)",
-    .doc = "exp(x) / sum(exp(x)) along dim.",
+    .doc = "exp(input) / sum(exp(input)) along dim.",
     .promote = PD_GIVEN,
     .cast = PD_CAST_FP32_CUDA,
     .save = PD_SAVE_OUT(0),
@@ -71,7 +71,7 @@ const pd_op pd_op_softmax = {
 };
 const pd_op pd_op_log_softmax = {
     .sig = "log_softmax(Tensor input, int dim=-1, dtype dtype=None)",
-    .doc = "x - log(sum(exp(x))) along dim.",
+    .doc = "input - log(sum(exp(input))) along dim.",
     .promote = PD_GIVEN,
     .cast = PD_CAST_FP32_CUDA,
     .save = PD_SAVE_OUT(0),

@@ -9,7 +9,7 @@ static pd_status infer_abs(pd_call *c) { return pd_infer_elementwise(c, pd_dtype
 
 static pd_status infer_number(pd_call *c) {
     if (c->in[0]->dtype == PD_BOOL)
-        return pd_fail(PD_E_DTYPE, "%s: the input is bool (expected numbers; logical: ~)", c->def->name);
+        return pd_fail(PD_E_DTYPE, "%s: the input is bool (expected numbers; for a logical not use ~)", c->def->name);
     return infer(c);
 }
 

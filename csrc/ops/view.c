@@ -43,7 +43,8 @@ static pd_status view_infer(pd_call *c) {
     PD_TRY(pd_shape_infer(c->def->name, x->numel, (int)s.n, s.v));
     if (!pd_shape_view(x->ndim, x->size, x->stride, (int)s.n, s.v, stride))
         return pd_fail(PD_E_SHAPE,
-                       "view: shape %s with these strides cannot be seen as %s without a copy (expected reshape)",
+                       "view: view size is not compatible with input tensor's size and stride: shape %s cannot become "
+                       "%s without a copy (expected reshape)",
                        pd_tensor_shape(x), pd_shape_text((int)s.n, s.v));
     start(c);
     o->ndim = (int8_t)s.n;
@@ -54,7 +55,7 @@ static pd_status view_infer(pd_call *c) {
 
 const pd_op pd_op_view = {
     .sig = "view(Tensor input, int[] shape)",
-    .doc = "x's elements in another shape, over the same memory; one size may be -1.",
+    .doc = "A view of input's elements in another shape; one size may be -1, which is then inferred.",
     .flags = VIEW,
     .attrs = sizeof(pd_shape_attrs),
     .infer = view_infer,
@@ -76,7 +77,7 @@ static pd_status reshape_compose(pd_call *c) {
 
 const pd_op pd_op_reshape = {
     .sig = "reshape(Tensor input, int[] shape)",
-    .doc = "x's elements in another shape: a view where the strides allow, else a copy.",
+    .doc = "input's elements in another shape: a view where the strides allow it, otherwise a copy.",
     .flags = PD_FUNC | PD_METHOD,
     .attrs = sizeof(pd_shape_attrs),
     .compose = reshape_compose,
@@ -89,7 +90,11 @@ static pd_status flatten_compose(pd_call *c) {
     int from, to;
     PD_TRY(pd_shape_dim("flatten", d->dim0, x->ndim, &from));
     PD_TRY(pd_shape_dim("flatten", d->dim1, x->ndim, &to));
-    if (from > to) return pd_fail(PD_E_DIM, "flatten: start_dim %d comes after end_dim %d", from, to);
+    if (from > to)
+        return pd_fail(
+            PD_E_DIM,
+            "flatten: flatten() has invalid args: start_dim is %d, end_dim is %d (expected start_dim <= end_dim)", from,
+            to);
     for (int i = 0; i < x->ndim; i++) {
         if (i > from && i <= to) a.shape.v[a.shape.n - 1] *= x->size[i];
         else a.shape.v[a.shape.n++] = x->size[i];
@@ -100,7 +105,7 @@ static pd_status flatten_compose(pd_call *c) {
 
 const pd_op pd_op_flatten = {
     .sig = "flatten(Tensor input, int start_dim=0, int end_dim=-1)",
-    .doc = "Dims start_dim to end_dim merged into one.",
+    .doc = "input with the dims start_dim to end_dim merged into one.",
     .flags = PD_FUNC | PD_METHOD,
     .attrs = sizeof(pd_dims2_attrs),
     .compose = flatten_compose,
@@ -113,13 +118,14 @@ static pd_status permute_infer(pd_call *c) {
     pd_tensor *x = c->in[0], *o = c->out[0];
     unsigned seen = 0;
     if (dims->n != x->ndim)
-        return pd_fail(PD_E_DIM, "permute: %" PRId64 " dims for shape %s", dims->n, pd_tensor_shape(x));
+        return pd_fail(PD_E_DIM, "permute: got %" PRId64 " dims for shape %s (expected each dimension once)", dims->n,
+                       pd_tensor_shape(x));
     start(c);
     for (int i = 0; i < x->ndim; i++) {
         int d;
         PD_TRY(pd_shape_dim("permute", dims->v[i], x->ndim, &d));
         if (seen >> d & 1)
-            return pd_fail(PD_E_DIM, "permute: dimension %d is named twice in %s", d,
+            return pd_fail(PD_E_DIM, "permute: dimension %d appears twice in dims %s (expected each dimension once)", d,
                            pd_shape_text((int)dims->n, dims->v));
         seen |= 1u << d;
         o->size[i] = x->size[d];
@@ -136,8 +142,12 @@ static void permute_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_permute = {
-    .sig = "permute(Tensor input, int[] dims)", .doc = "The dimensions of x in another order.",
-    .flags = VIEW, .attrs = sizeof(pd_ints), .infer = permute_infer, .vjp = permute_vjp,
+    .sig = "permute(Tensor input, int[] dims)",
+    .doc = "A view of input with its dimensions in another order.",
+    .flags = VIEW,
+    .attrs = sizeof(pd_ints),
+    .infer = permute_infer,
+    .vjp = permute_vjp,
 };
 
 static pd_status transpose_infer(pd_call *c) {
@@ -156,8 +166,12 @@ static pd_status transpose_infer(pd_call *c) {
 static void transpose_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_transpose, v->g[0], v->attrs)); }
 
 const pd_op pd_op_transpose = {
-    .sig = "transpose(Tensor input, int dim0, int dim1)", .doc = "x with two dimensions swapped.",
-    .flags = VIEW, .attrs = sizeof(pd_dims2_attrs), .infer = transpose_infer, .vjp = transpose_vjp,
+    .sig = "transpose(Tensor input, int dim0, int dim1)",
+    .doc = "A view of input with two dimensions swapped.",
+    .flags = VIEW,
+    .attrs = sizeof(pd_dims2_attrs),
+    .infer = transpose_infer,
+    .vjp = transpose_vjp,
 };
 
 /* ---- expand, squeeze, unsqueeze ---------------------------------------------------------------------------------- */
@@ -168,7 +182,7 @@ static pd_status expand_infer(pd_call *c) {
     int n = (int)s->n, lead = n - x->ndim;
     int64_t size[PD_MAX_DIMS], stride[PD_MAX_DIMS];
     if (lead < 0)
-        return pd_fail(PD_E_SHAPE, "expand: %d sizes for shape %s (expected at least %d)", n, pd_tensor_shape(x),
+        return pd_fail(PD_E_SHAPE, "expand: got %d sizes for shape %s (expected at least %d)", n, pd_tensor_shape(x),
                        x->ndim);
     for (int i = 0; i < n; i++) {
         int64_t have = i < lead ? 1 : x->size[i - lead];
@@ -176,7 +190,8 @@ static pd_status expand_infer(pd_call *c) {
         stride[i] = i < lead || (have == 1 && size[i] != 1) ? 0 : x->stride[i - lead];
         if (have != 1 && have != size[i])
             return pd_fail(PD_E_SHAPE,
-                           "expand: shape %s cannot become %s: size %" PRId64 " at dimension %d (expected %" PRId64 ")",
+                           "expand: shape %s cannot become %s: got size %" PRId64 " at dimension %d (expected %" PRId64
+                           ")",
                            pd_tensor_shape(x), pd_shape_text(n, s->v), size[i], i, have);
     }
     int64_t numel;
@@ -192,8 +207,12 @@ static pd_status expand_infer(pd_call *c) {
 static void pass(pd_vjp *v) { pd_vjp_set(v, 0, v->g[0]); } /* the engine sums it to the input's shape */
 
 const pd_op pd_op_expand = {
-    .sig = "expand(Tensor input, int[] size)", .doc = "x broadcast to size without a copy; -1 keeps a size.",
-    .flags = PD_FUNC | PD_METHOD | PD_VIEW, .attrs = sizeof(pd_ints), .infer = expand_infer, .vjp = pass,
+    .sig = "expand(Tensor input, int[] size)",
+    .doc = "A view of input broadcast to size; -1 keeps a size.",
+    .flags = PD_FUNC | PD_METHOD | PD_VIEW,
+    .attrs = sizeof(pd_ints),
+    .infer = expand_infer,
+    .vjp = pass,
 };
 
 static pd_status squeeze_infer(pd_call *c) {
@@ -209,7 +228,9 @@ static pd_status squeeze_infer(pd_call *c) {
 
 const pd_op pd_op_squeeze = {
     .sig = "squeeze(Tensor input, int[]? dim=None)",
-    .doc = "x without dimension dim (or dimensions) if its size is 1; without dim, all such.",
+    .doc =
+        "A view of input without the dimension or dimensions dim if their size is 1; if dim is None, without all "
+        "dimensions of size 1.",
     .flags = VIEW,
     .attrs = sizeof(pd_ints),
     .infer = squeeze_infer,
@@ -221,7 +242,7 @@ static pd_status unsqueeze_infer(pd_call *c) {
     int d;
     PD_TRY(pd_shape_dim("unsqueeze", *(const int64_t *)c->attrs, x->ndim + 1, &d));
     if (x->ndim == PD_MAX_DIMS)
-        return pd_fail(PD_E_SHAPE, "unsqueeze: too many dimensions (expected at most %d)", PD_MAX_DIMS);
+        return pd_fail(PD_E_SHAPE, "unsqueeze: the result has too many dimensions (expected at most %d)", PD_MAX_DIMS);
     start(c);
     for (int i = o->ndim++; i > d; i--) o->size[i] = o->size[i - 1], o->stride[i] = o->stride[i - 1];
     o->size[d] = 1;
@@ -230,8 +251,12 @@ static pd_status unsqueeze_infer(pd_call *c) {
 }
 
 const pd_op pd_op_unsqueeze = {
-    .sig = "unsqueeze(Tensor input, int dim)", .doc = "x with a dimension of size 1 inserted at dim.",
-    .flags = VIEW, .attrs = sizeof(int64_t), .infer = unsqueeze_infer, .vjp = reshape_back,
+    .sig = "unsqueeze(Tensor input, int dim)",
+    .doc = "A view of input with a dimension of size 1 inserted at dim.",
+    .flags = VIEW,
+    .attrs = sizeof(int64_t),
+    .infer = unsqueeze_infer,
+    .vjp = reshape_back,
 };
 
 /* ---- as_strided: any geometry ------------------------------------------------------------------------------------ */
@@ -239,21 +264,25 @@ const pd_op pd_op_unsqueeze = {
 static pd_status check_span(const char *op, const pd_tensor *x, const pd_strided_attrs *a) {
     int64_t last = a->offset, numel;
     if (a->size.n != a->stride.n)
-        return pd_fail(PD_E_SHAPE, "%s: %" PRId64 " sizes, %" PRId64 " strides", op, a->size.n, a->stride.n);
+        return pd_fail(PD_E_SHAPE,
+                       "%s: got %" PRId64 " sizes and %" PRId64 " strides (expected one stride for each size)", op,
+                       a->size.n, a->stride.n);
     PD_TRY(pd_shape_numel(op, (int)a->size.n, a->size.v, &numel));
-    if (a->offset < 0) return pd_fail(PD_E_VALUE, "%s: negative offset %" PRId64, op, a->offset);
+    if (a->offset < 0)
+        return pd_fail(PD_E_VALUE, "%s: storage_offset is %" PRId64 " (expected at least 0)", op, a->offset);
     for (int i = 0; i < a->size.n && numel; i++) {
         int64_t reach;
-        if (a->stride.v[i] < 0) return pd_fail(PD_E_VALUE, "%s: negative stride %" PRId64, op, a->stride.v[i]);
+        if (a->stride.v[i] < 0)
+            return pd_fail(PD_E_VALUE, "%s: a stride is %" PRId64 " (expected at least 0)", op, a->stride.v[i]);
         if (__builtin_mul_overflow(a->size.v[i] - 1, a->stride.v[i], &reach) ||
             __builtin_add_overflow(last, reach, &last))
-            return pd_fail(PD_E_SHAPE, "%s: sizes and strides overflow", op);
+            return pd_fail(PD_E_SHAPE, "%s: sizes and strides are too large (expected less than 2^63 elements)", op);
     }
     int64_t have = (int64_t)(x->storage->bytes / pd_dtype_size((pd_dtype)x->dtype));
     if (numel && last >= have)
         return pd_fail(PD_E_SHAPE,
-                       "%s: shape %s with strides %s at offset %" PRId64 " needs %" PRId64
-                       " elements, the storage has %" PRId64,
+                       "%s: shape %s with strides %s at offset %" PRId64 " needs a storage of %" PRId64
+                       " elements (expected at most its %" PRId64 ")",
                        op, pd_shape_text((int)a->size.n, a->size.v), pd_shape_text((int)a->stride.n, a->stride.v),
                        a->offset, last + 1, have);
     return PD_OK;
@@ -280,7 +309,7 @@ static void strided_vjp(pd_vjp *v) {
 
 const pd_op pd_op_as_strided = {
     .sig = "as_strided(Tensor input, int[] size, int[] stride, int? storage_offset=None)",
-    .doc = "A view of x's storage with the given sizes, strides and offset (in elements).",
+    .doc = "A view of input's storage with the given sizes, strides and offset (in elements).",
     .save = PD_SAVE_IN(0),
     .flags = VIEW | PD_SAVES_GEOMETRY,
     .attrs = sizeof(pd_strided_attrs),
@@ -324,7 +353,9 @@ static pd_status scatter_kernel(const pd_call *c) {
     pd_loop l;
     for (int d = 0; d < g->ndim; d++) last += (g->size[d] - 1) * a->stride.v[d];
     if (g->numel && (place < 0 || last >= span))
-        return pd_fail(PD_E_NOTIMPL, "as_strided: gradient of a view that reaches outside its input");
+        return pd_fail(
+            PD_E_NOTIMPL,
+            "as_strided: the view reaches outside its input, so it has no gradient (expected a view within its input)");
     pd_places to;
     to.nby = 0, to.ndim = g->ndim, to.first = 0, to.count = g->numel, to.base = place * size;
     for (int d = 0; d < g->ndim; d++) to.size[d] = g->size[d], to.own[d] = a->stride.v[d] * size;
@@ -356,7 +387,7 @@ static void scatter_vjp(pd_vjp *v) { pd_vjp_set(v, 1, pd_x_call1(v, PD_OP_as_str
 
 const pd_op pd_op_as_strided_scatter_add = {
     .sig = "as_strided_scatter_add(Tensor like, Tensor g, int[] size, int[] stride, int? storage_offset=None)",
-    .doc = "Zeros like `like` with g added at the places of as_strided: its gradient.",
+    .doc = "The gradient of as_strided: zeros like `like`, to which g is added at the view's elements.",
     .attrs = sizeof(pd_strided_attrs),
     .infer = scatter_infer,
     .kernel = scatter_kernel,
@@ -373,7 +404,7 @@ static pd_status select_infer(pd_call *c) {
     const select_attrs *a = c->attrs;
     pd_tensor *x = c->in[0], *o = c->out[0];
     int d;
-    if (x->ndim == 0) return pd_fail(PD_E_INDEX, "select: a 0-d tensor has no dimension to index");
+    if (x->ndim == 0) return pd_fail(PD_E_INDEX, "select: the tensor is 0-d (expected at least 1 dimension)");
     PD_TRY(pd_shape_dim("select", a->dim, x->ndim, &d));
     int64_t n = x->size[d], i = a->index < 0 ? a->index + n : a->index;
     if (i < 0 || i >= n)
@@ -411,17 +442,21 @@ static void place(pd_vjp *v, pd_op_id op) {
 static void select_vjp(pd_vjp *v) { place(v, PD_OP_select); }
 
 const pd_op pd_op_select = {
-    .sig = "select(Tensor input, int dim, int index)", .doc = "x at one index of dimension dim, which goes away.",
-    .flags = VIEW, .attrs = sizeof(select_attrs), .infer = select_infer, .vjp = select_vjp,
+    .sig = "select(Tensor input, int dim, int index)",
+    .doc = "A view of input at one index of dimension dim; the view does not have that dimension.",
+    .flags = VIEW,
+    .attrs = sizeof(select_attrs),
+    .infer = select_infer,
+    .vjp = select_vjp,
 };
 
 static pd_status slice_infer(pd_call *c) {
     const slice_attrs *a = c->attrs;
     pd_tensor *x = c->in[0], *o = c->out[0];
     int d;
-    if (x->ndim == 0) return pd_fail(PD_E_INDEX, "slice: a 0-d tensor has no dimension to slice");
+    if (x->ndim == 0) return pd_fail(PD_E_INDEX, "slice: the tensor is 0-d (expected at least 1 dimension)");
     PD_TRY(pd_shape_dim("slice", a->dim, x->ndim, &d));
-    if (a->step < 1) return pd_fail(PD_E_VALUE, "slice: step %" PRId64 " (expected at least 1)", a->step);
+    if (a->step < 1) return pd_fail(PD_E_VALUE, "slice: step is %" PRId64 " (expected at least 1)", a->step);
     int64_t n = x->size[d], from = a->start, to = a->end;
     from = from < 0 ? from + n : from, to = to < 0 ? to + n : to;
     from = from < 0 ? 0 : from > n ? n : from;
@@ -437,7 +472,7 @@ static void slice_vjp(pd_vjp *v) { place(v, PD_OP_slice); }
 
 const pd_op pd_op_slice = {
     .sig = "slice(Tensor input, int dim, int start, int end, int step=1)",
-    .doc = "x[start:end:step] along dimension dim.",
+    .doc = "A view of input[start:end:step] along dimension dim.",
     .flags = VIEW,
     .attrs = sizeof(slice_attrs),
     .infer = slice_infer,
