@@ -59,7 +59,7 @@ static pd_status compute_dtype(const pd_def *def, pd_tensor *const *in, int nin,
         for (int i = 0; i < nin; i++)
             if (in[i] && in[i]->dtype != in[first]->dtype)
                 return pd_fail(PD_E_DTYPE,
-                               "%s: tensors differ in dtype: input %d is %s, input %d is %s (expected one dtype)",
+                               "%s: the tensors differ in dtype: input %d is %s, input %d is %s (expected one dtype)",
                                def->name, first, pd_dtype_name((pd_dtype)in[first]->dtype), i,
                                pd_dtype_name((pd_dtype)in[i]->dtype));
         return PD_OK;
@@ -80,7 +80,8 @@ static pd_status compute_dtype(const pd_def *def, pd_tensor *const *in, int nin,
     for (int i = 0; i < nin && first < 0; i++)
         if (in[i]) first = i;
     if (first < 0)
-        return pd_fail(def->list < 0 ? PD_E_TYPE : PD_E_VALUE, "%s: no tensor among the arguments", def->name);
+        return pd_fail(def->list < 0 ? PD_E_TYPE : PD_E_VALUE, "%s: no argument is a tensor (expected at least one)",
+                       def->name);
     pd_dtype t = (pd_dtype)in[first]->dtype;
     if (!all_of(in, nin, t) || category > (int)pd_dtype_category(t)) t = pd_result_type(in, nin, scalars, count);
     if (promote == PD_INT_TO_FLOAT && pd_dtype_category(t) < PD_CAT_FLOAT) t = pd_default_dtype;
@@ -94,33 +95,37 @@ pd_status pd_check_writable(const char *op, const pd_tensor *t) {
     PD_TRY(pd_storage_before_write(op, t->storage));
     if (pd_tensor_overlaps_itself(t))
         return pd_fail(PD_E_RUNTIME,
-                       "%s: the tensor written, of shape %s, has elements that share memory (expected clone() first)",
+                       "%s: more than one element of the written-to tensor refers to a single memory location: got "
+                       "shape %s (expected clone() first, because elements share memory)",
                        op, pd_tensor_shape(t));
     if (t->storage->inference && !pd_inference_mode)
-        return pd_fail(PD_E_RUNTIME,
-                       "%s: an inference tensor is written outside inference mode (expected clone() first)", op);
-    if (!pd_grad_mode) return PD_OK;
-    if ((t->meta && t->meta->sealed) || (t->base && t->base->meta && t->base->meta->sealed))
         return pd_fail(
             PD_E_RUNTIME,
-            "%s: the tensor written came out of a custom Function as a view, or as an input that was returned as it "
-            "is (expected clone() in forward, or mark_dirty for an input that forward writes)",
-            op);
-    if (t->requires_grad && (!t->meta || !t->meta->grad_fn) && !t->base)
-        return pd_fail(PD_E_RUNTIME, "%s: a leaf that requires grad is written in place (expected pydist.no_grad())",
+            "%s: Inplace update to inference tensor outside InferenceMode is not allowed (expected clone() first)", op);
+    if (!pd_grad_mode) return PD_OK;
+    if ((t->meta && t->meta->sealed) || (t->base && t->base->meta && t->base->meta->sealed))
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: an in-place op writes to the result of a custom Function that is a view, or an unchanged "
+                       "input (expected clone() in forward, or mark_dirty for an input that forward writes)",
                        op);
+    if (t->requires_grad && (!t->meta || !t->meta->grad_fn) && !t->base)
+        return pd_fail(
+            PD_E_RUNTIME,
+            "%s: a leaf Variable that requires grad is being used in an in-place operation (expected pydist.no_grad())",
+            op);
     /* The base requires grad, or did when the view was made. A leaf that is a result of itself would never be freed. */
     if (t->base && (t->base->requires_grad || t->requires_grad) && (!t->base->meta || !t->base->meta->grad_fn))
         return pd_fail(PD_E_RUNTIME,
-                       "%s: a view of a leaf that requires grad is written in place (expected pydist.no_grad())", op);
+                       "%s: a view of a leaf Variable that requires grad is being used in an in-place operation "
+                       "(expected pydist.no_grad())",
+                       op);
     const pd_meta *bm = t->base ? t->base->meta : NULL;
     if (t->base && t->base->requires_grad && !t->requires_grad &&
         (bm ? bm->rebased : 0) == (t->meta ? t->meta->base_rebased : 0))
-        return pd_fail(
-            PD_E_RUNTIME,
-            "%s: a view that was made under no_grad of a tensor that requires grad is written in place (expected "
-            "pydist.no_grad(), or the view made anew)",
-            op);
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: an in-place op writes to a view that no_grad mode made of a tensor that requires grad "
+                       "(expected pydist.no_grad(), or a new view)",
+                       op);
     return PD_OK;
 }
 
@@ -255,8 +260,10 @@ static pd_status place_of(const pd_def *def, pd_tensor *const *in, int nin, cons
         if (own == &pd_device_cpu && in[i]->ndim == 0) numbers = true;
         else if (!d) d = own;
         else
-            return pd_fail(PD_E_RUNTIME, "%s: tensors on different devices: %s and, input %d, %s (expected one device)",
-                           def->name, d->name, i, own->name);
+            return pd_fail(
+                PD_E_RUNTIME,
+                "%s: Expected all tensors to be on the same device: got %s and, for input %d, %s (expected one device)",
+                def->name, d->name, i, own->name);
     }
     *moves = numbers && d && d != &pd_device_cpu;
     *out = d ? d : numbers ? &pd_device_cpu : pd_device_here;
@@ -387,13 +394,15 @@ pd_status pd_apply(const pd_def *def, pd_tensor *const *in, int nin, const void 
 static pd_status check_into(const pd_call *c, const pd_tensor *into, bool inplace) {
     const pd_tensor *o = c->out[0];
     if (!pd_tensor_same_shape(o, into))
-        return pd_fail(PD_E_SHAPE, "%s%s: the result has shape %s, the tensor written %s", c->def->name,
-                       inplace ? "_" : " (out=)", pd_tensor_shape(o), pd_tensor_shape(into));
+        return pd_fail(PD_E_SHAPE, "%s%s: the result has shape %s, the output tensor %s (expected equal shapes)",
+                       c->def->name, inplace ? "_" : " (out=)", pd_tensor_shape(o), pd_tensor_shape(into));
     pd_category from = pd_dtype_category((pd_dtype)o->dtype), to = pd_dtype_category((pd_dtype)into->dtype);
     if (from > to)
-        return pd_fail(PD_E_DTYPE, "%s%s: the result is %s, which the tensor written, %s, cannot hold", c->def->name,
-                       inplace ? "_" : " (out=)", pd_dtype_name((pd_dtype)o->dtype),
-                       pd_dtype_name((pd_dtype)into->dtype));
+        return pd_fail(
+            PD_E_DTYPE,
+            "%s%s: result type %s can't be cast to the desired output type %s (expected a dtype at least as general)",
+            c->def->name, inplace ? "_" : " (out=)", pd_dtype_name((pd_dtype)o->dtype),
+            pd_dtype_name((pd_dtype)into->dtype));
     return PD_OK;
 }
 
@@ -469,7 +478,9 @@ static pd_status apply_into(const pd_def *def, pd_tensor *const *in, int nin, co
     bool inplace = nin > 0 && in[0] == into;
     PD_TRY(pd_check_writable(def->name, into));
     if (!inplace && wants_record(def, in, nin))
-        return pd_fail(PD_E_RUNTIME, "%s: out= does not support gradients (expected pydist.no_grad(), or no out=)",
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: out= does not support automatic differentiation, but an argument requires grad (expected "
+                       "pydist.no_grad(), or no out=)",
                        def->name);
     if (nin > PD_MAX_PARAMS) return pd_fail(PD_E_VALUE, "%s: too many tensors for out=", def->name);
     PD_TRY(compute_dtype(def, in, nin, attrs, &t));
@@ -485,11 +496,13 @@ static pd_status apply_into(const pd_def *def, pd_tensor *const *in, int nin, co
                         to = pd_dtype_category((pd_dtype)into->dtype);
             if (from > to)
                 status =
-                    pd_fail(PD_E_DTYPE, "%s_: the result is %s, which the tensor written, %s, cannot hold", def->name,
-                            pd_dtype_name((pd_dtype)result->dtype), pd_dtype_name((pd_dtype)into->dtype));
+                    pd_fail(PD_E_DTYPE,
+                            "%s_: result type %s can't be cast to the desired output type %s (expected a dtype at "
+                            "least as general)",
+                            def->name, pd_dtype_name((pd_dtype)result->dtype), pd_dtype_name((pd_dtype)into->dtype));
             else if (!pd_tensor_same_shape(result, into))
-                status = pd_fail(PD_E_SHAPE, "%s_: the result has shape %s, the tensor written %s", def->name,
-                                 pd_tensor_shape(result), pd_tensor_shape(into));
+                status = pd_fail(PD_E_SHAPE, "%s_: the result has shape %s, this tensor %s (expected equal shapes)",
+                                 def->name, pd_tensor_shape(result), pd_tensor_shape(into));
             else status = pd_engine.write(into, result);
             pd_tensor_release(result);
             return status;

@@ -11,8 +11,8 @@ static void end(pd_grad_destination *d) {
 static pd_status ask(pd_tensor *leaf, const pd_grad_owner *now, const pd_grad_owner *next) {
     if (now->hand_over) return now->hand_over(now->ctx, leaf);
     return pd_fail(PD_E_VALUE,
-                   "%s: the gradient of parameter %s already belongs to another owner: %s, which calls it %s and does "
-                   "not hand it over (expected one owner at a time)",
+                   "%s: the gradient of parameter %s already belongs to %s, which calls the parameter %s and does not "
+                   "give it up (expected one owner at a time)",
                    next->name, next->leaf, now->name, now->leaf);
 }
 

@@ -18,7 +18,9 @@ uint64_t pd_engine_current(bool *some) {
 }
 
 pd_status pd_engine_at_end(pd_closure c) {
-    if (!current) return pd_fail(PD_E_RUNTIME, "no backward is running in this thread");
+    if (!current)
+        return pd_fail(PD_E_RUNTIME,
+                       "backward: no backward is running in this thread (expected a call from within backward)");
     PD_TRY(pd_grow(&current->at_end, &current->cap_at_end, current->nat_end + 1, sizeof c, "backward"));
     current->at_end[current->nat_end++] = c;
     return PD_OK;
@@ -49,8 +51,8 @@ pd_status pd_run_add(pd_run *r, entry *e, int index, pd_tensor *g) {
     }
     if (!pd_tensor_same_shape(*to, g))
         return pd_fail(PD_E_SHAPE,
-                       "backward: two uses of a tensor give gradients of shapes %s and %s (expected one: was its .data "
-                       "replaced between them?)",
+                       "backward: two uses of a tensor give gradients of shapes %s and %s (expected one shape: was its "
+                       ".data replaced between them?)",
                        pd_tensor_shape(*to), pd_tensor_shape(g));
     if (!r->b->create_graph && may_grow(e, *to)) return pd_engine.add_into(*to, g);
     PD_TRY(pd_engine.add(*to, g, &sum));
@@ -141,7 +143,8 @@ static pd_status call_node(pd_run *r, entry *e, pd_tensor **g, pd_tensor **gin) 
     pd_node *n = e->node;
     if (n->nsaved && !pd_node_hold(n))
         return pd_fail(PD_E_RUNTIME,
-                       "backward: the graph was freed by an earlier backward, at %s (expected retain_graph=True there)",
+                       "backward: Trying to backward through the graph a second time: an earlier backward freed it, at "
+                       "%s (expected retain_graph=True there)",
                        pd_node_name(n));
     pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph, .g = g, .gin = gin, .run = r};
     bool finite = pd_nan_armed;
@@ -214,19 +217,26 @@ static pd_status seed(pd_run *r, int i, uint32_t *index) {
     pd_node *fn;
     int out;
     if (!pd_tensor_wants_grad(root))
-        return pd_fail(PD_E_RUNTIME, "backward: root %d, %s of shape %s, does not require grad", i,
-                       pd_dtype_name((pd_dtype)root->dtype), pd_tensor_shape(root));
+        return pd_fail(PD_E_RUNTIME,
+                       "backward: element %d of tensors does not require grad and does not have a grad_fn: got %s of "
+                       "shape %s (expected requires_grad=True)",
+                       i, pd_dtype_name((pd_dtype)root->dtype), pd_tensor_shape(root));
     if (!g && pd_dtype_is_complex((pd_dtype)root->dtype))
-        return pd_fail(PD_E_RUNTIME, "backward: root %d is %s (expected a real number, or a gradient argument)", i,
-                       pd_dtype_name((pd_dtype)root->dtype));
+        return pd_fail(PD_E_RUNTIME,
+                       "backward: grad can be implicitly created only for real scalar outputs: tensor %d is %s "
+                       "(expected a real number, or a gradient argument)",
+                       i, pd_dtype_name((pd_dtype)root->dtype));
     if (!g && root->numel != 1)
-        return pd_fail(PD_E_RUNTIME, "backward: root %d has shape %s (expected one element, or a gradient argument)", i,
-                       pd_tensor_shape(root));
+        return pd_fail(PD_E_RUNTIME,
+                       "backward: grad can be implicitly created only for scalar outputs: tensor %d has shape %s "
+                       "(expected one element, or a gradient argument)",
+                       i, pd_tensor_shape(root));
     if (g && !pd_tensor_same_shape(g, root))
-        return pd_fail(PD_E_SHAPE, "backward: the gradient has shape %s, root %d %s", pd_tensor_shape(g), i,
-                       pd_tensor_shape(root));
+        return pd_fail(PD_E_SHAPE,
+                       "backward: the gradient has shape %s, tensor %d has shape %s (expected equal shapes)",
+                       pd_tensor_shape(g), i, pd_tensor_shape(root));
     if (g && g->storage->device != root->storage->device)
-        return pd_fail(PD_E_RUNTIME, "backward: the gradient is on %s, root %d on %s (expected one device)",
+        return pd_fail(PD_E_RUNTIME, "backward: the gradient is on %s, tensor %d is on %s (expected one device)",
                        g->storage->device->name, i, root->storage->device->name);
     if (!g) PD_TRY(pd_engine.ones_like(root, &own));
     else if (g->dtype != root->dtype) PD_TRY(pd_engine.cast(g, (pd_dtype)root->dtype, &own));
@@ -250,11 +260,11 @@ static pd_status add_captures(pd_run *r) {
         int out;
         uint32_t index;
         if (!pd_tensor_wants_grad(b->inputs[k]))
-            return pd_fail(PD_E_RUNTIME, "grad: input %d, of shape %s, does not require grad", k,
+            return pd_fail(PD_E_RUNTIME,
+                           "grad: input %d, of shape %s, does not require grad (expected requires_grad=True)", k,
                            pd_tensor_shape(b->inputs[k]));
         PD_TRY(pd_tensor_history(b->inputs[k], &fn, &out));
-        if (fn && b->accumulate)
-            return pd_fail(PD_E_RUNTIME, "backward: input %d is not a leaf", k);
+        if (fn && b->accumulate) return pd_fail(PD_E_RUNTIME, "backward: input %d is not a leaf (expected a leaf)", k);
         PD_TRY(pd_run_find_or_add(r, fn, fn ? NULL : b->inputs[k], &index));
         r->captures[k] = (capture){.next = r->entries[index].first_capture, .index = out};
         r->entries[index].first_capture = k;
@@ -286,10 +296,10 @@ static void detach(pd_run *r, modes was) {
 
 pd_status pd_run_enter(pd_run *r) {
     if (atomic_exchange_explicit(&r->busy, true, memory_order_acquire))
-        return pd_fail(PD_E_RUNTIME, "backward: a thread is in this run already (expected one at a time)");
+        return pd_fail(PD_E_RUNTIME, "backward: a thread is in this run already (expected one thread at a time)");
     if (!r->failed) return PD_OK;
     pd_run_leave(r);
-    return pd_fail(PD_E_RUNTIME, "backward: this run has failed (expected that it is closed)");
+    return pd_fail(PD_E_RUNTIME, "backward: this run has failed (expected to be closed)");
 }
 
 static void release_all(pd_run *r) {
@@ -383,10 +393,10 @@ static pd_status not_done(const pd_run *r) {
     for (size_t i = 0; i < r->count; i++)
         if (r->entries[i].node && r->entries[i].waiting)
             return pd_fail(PD_E_RUNTIME,
-                           "backward: closed while %s waits for gradients; %" PRId64 " have to come from outside the "
-                           "run (expected all to be fed)",
+                           "backward: the run was closed while %s waits for gradients; %" PRId64
+                           " have to come from outside the run (expected all to be fed)",
                            pd_node_name(r->entries[i].node), r->missing);
-    return pd_fail(PD_E_RUNTIME, "backward: closed while nodes are ready (expected a turn)");
+    return pd_fail(PD_E_RUNTIME, "backward: the run was closed while nodes are ready (expected a turn first)");
 }
 
 pd_status pd_run_close(pd_run *r, pd_status status) {

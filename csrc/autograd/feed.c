@@ -52,9 +52,10 @@ static pd_status discover(pd_run *r, pd_node *node) {
     PD_TRY(pd_run_find_or_add(r, node, NULL, &index));
     entry *e = &r->entries[index];
     if (r->boxes[index].expected)
-        return pd_fail(PD_E_RUNTIME, "backward: %s was discovered already", pd_node_name(node));
+        return pd_fail(PD_E_RUNTIME, "backward: %s was discovered already (expected once)", pd_node_name(node));
     if (e->expanded && r->started && !e->waiting)
-        return pd_fail(PD_E_RUNTIME, "backward: %s is discovered after the turn that ran it (expected before)",
+        return pd_fail(PD_E_RUNTIME,
+                       "backward: %s is discovered after the turn that ran it (expected before that turn)",
                        pd_node_name(node));
     e->waiting += node->nout;
     r->boxes[index].expected = node->nout;
@@ -65,7 +66,9 @@ static pd_status discover(pd_run *r, pd_node *node) {
 pd_status pd_run_discover(pd_run *r, pd_node *node) {
     PD_TRY(pd_run_enter(r));
     pd_status status = r->b->fed ? discover(r, node)
-                                 : pd_fail(PD_E_RUNTIME, "backward: a run that is not fed discovers no more");
+                                 : pd_fail(PD_E_RUNTIME,
+                                           "backward: the run takes no gradients from outside, so it discovers no "
+                                           "nodes (expected a run opened with fed=True)");
     r->failed = status;
     pd_run_leave(r);
     return status;
@@ -76,14 +79,16 @@ static pd_status feed(pd_run *r, pd_node *node, int index, pd_tensor *g) {
     inbox *box = e && r->b->fed ? box_of(r, e) : NULL;
     if (!box || !box->expected)
         return pd_fail(PD_E_RUNTIME,
-                       "backward: %s waits for no gradient from outside (expected that it was discovered, and one for "
-                       "each output)", pd_node_name(node));
+                       "backward: %s waits for no gradient from outside (expected to be discovered first, and to be "
+                       "fed once for each output)",
+                       pd_node_name(node));
     if (index < 0 || index >= node->nout)
-        return pd_fail(PD_E_INDEX, "backward: output %d of %s (expected 0 to %d)", index, pd_node_name(node),
-                       node->nout - 1);
+        return pd_fail(PD_E_INDEX, "backward: the output's number is %d for %s (expected 0 to %d)", index,
+                       pd_node_name(node), node->nout - 1);
     for (size_t i = 0; i < box->n; i++)
         if (box->parts[i].seq == UINT64_MAX && box->parts[i].index == index)
-            return pd_fail(PD_E_RUNTIME, "backward: output %d of %s was fed already", index, pd_node_name(node));
+            return pd_fail(PD_E_RUNTIME, "backward: output %d of %s was fed already (expected once)", index,
+                           pd_node_name(node));
     PD_TRY(pd_run_keep(r, e, UINT64_MAX, index, index, g));
     box->expected--;
     r->missing--;

@@ -20,7 +20,8 @@ static pd_status call_grad_hook(pd_hook *h, pd_tensor **g) {
     bool shape = pd_shape_equal(t->ndim, t->size, ndim, size);
     if (shape && t->dtype == dtype && t->storage->device == device) return PD_OK;
     return pd_fail(shape ? PD_E_DTYPE : PD_E_SHAPE,
-                   "a gradient hook returned %s of shape %s on %s (expected %s of shape %s on %s, as it was given)",
+                   "register_hook: a hook returned %s of shape %s on %s (expected %s of shape %s on %s, like the "
+                   "gradient that it got)",
                    pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name,
                    pd_dtype_name((pd_dtype)dtype), pd_shape_text(ndim, size), device->name);
 }
@@ -89,9 +90,10 @@ static pd_status add_to_grad(pd_meta *m, pd_tensor *g, pd_tensor **old) {
 /* .grad = .grad + g, recorded. No lock is held, since hooks of Python may run. */
 static pd_status record_to_grad(pd_meta *m, pd_tensor *g) {
     if (m->destination.view && pd_tensor_wants_grad(g))
-        return pd_fail(PD_E_RUNTIME, "backward: create_graph=True needs a .grad with a graph, and this one lies in a "
-                                     "bucket of DistributedDataParallel (expected autograd.grad(..., "
-                                     "create_graph=True), and backward of what is made of it)");
+        return pd_fail(PD_E_RUNTIME,
+                       "backward: create_graph=True needs a .grad with a graph, but this .grad lies in a bucket of "
+                       "DistributedDataParallel (expected autograd.grad(..., create_graph=True), then backward of a "
+                       "loss made of its result)");
     for (;;) {
         pd_tensor *old = pd_meta_grad(m), *sum = NULL;
         pd_status status = PD_OK;
@@ -127,8 +129,8 @@ pd_status pd_run_finish_leaf(pd_run *r, entry *e) {
     if (!e->one) return PD_OK;
     if (leaf->meta && leaf->meta->grad_fn)
         return pd_fail(PD_E_RUNTIME,
-                       "backward: a leaf, %s of shape %s, has become the result of %s: it was detached, and written in "
-                       "place (expected a tensor that is a leaf still)",
+                       "backward: a leaf, %s of shape %s, has become the result of %s: it was detached and then "
+                       "written in place (expected a tensor that is still a leaf)",
                        pd_dtype_name((pd_dtype)leaf->dtype), pd_tensor_shape(leaf), pd_node_name(leaf->meta->grad_fn));
     if (leaf->meta) PD_TRY(pd_call_grad_hooks(leaf->meta->hooks, 0, &e->one));
     if (b->inputs) {

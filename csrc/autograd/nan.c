@@ -62,8 +62,8 @@ bool pd_nan_inputs_finite(const pd_call *c) {
 pd_status pd_nan_report(const char *what, const char *op, int index, const pd_tensor *t) {
     if (pd_flags_get()->NAN > 1)
         return pd_fail(PD_E_RUNTIME,
-                       "%s: %s %d, %s of shape %s on rank %s, has a NaN or an infinity (expected none: all that it was "
-                       "made of is finite)",
+                       "%s: %s %d, %s of shape %s on rank %s, has a NaN or an infinity (expected finite numbers: all "
+                       "inputs are finite)",
                        op, what, index, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_flags_rank());
     pd_log_once(said, PD_LOG_WARN, "rank %s: the first NaN or infinity comes from %s: %s %d, %s of shape %s",
                 pd_flags_rank(), op, what, index, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t));

@@ -45,8 +45,9 @@ pd_status pd_run_find_or_add(pd_run *r, pd_node *node, pd_tensor *leaf, uint32_t
 
 static pd_status has_run(const entry *e) {
     return pd_fail(PD_E_RUNTIME,
-                   "backward: a node was discovered after a turn that ran %s, which it leads to (expected all to be "
-                   "discovered before)", e->node ? pd_node_name(e->node) : "a leaf");
+                   "backward: a node was discovered after the turn that ran %s, to which it sends gradients (expected "
+                   "all nodes to be discovered before that turn)",
+                   e->node ? pd_node_name(e->node) : "a leaf");
 }
 
 /* Walks depth first with a stack of its own. `needed` of a node is known once it is known for all that it leads to. */

@@ -81,13 +81,16 @@ pd_status pd_def_init(pd_def *def, const pd_op *op) {
     const char *s = op->sig, *open = strchr(s, '(');
     size_t offset = 0;
     *def = (pd_def){.op = op, .list = -1};
-    if (!open || (size_t)(open - s) >= sizeof def->name) return pd_fail(PD_E_VALUE, "bad signature: %s", s);
+    if (!open || (size_t)(open - s) >= sizeof def->name)
+        return pd_fail(PD_E_VALUE, "op: the signature is not valid: %s (expected name(type parameter, ...))", s);
     memcpy(def->name, s, (size_t)(open - s));
     for (s = open + 1; *s && *s != ')';) {
         pd_param *p = &def->params[def->nparams];
         char type[96], name[24] = "", value[40] = "";
         int used = 0;
-        if (def->nparams == PD_MAX_PARAMS) return pd_fail(PD_E_VALUE, "too many parameters: %s", op->sig);
+        if (def->nparams == PD_MAX_PARAMS)
+            return pd_fail(PD_E_VALUE, "op: the signature has too many parameters: %s (expected at most PD_MAX_PARAMS)",
+                           op->sig);
         bool ok = sscanf(s, " %95[^ ] %23[a-z_A-Z0-9]%n", type, name, &used) == 2 && parse_type(type, p);
         s += used;
         if (ok && *s == '=') {
@@ -96,26 +99,34 @@ pd_status pd_def_init(pd_def *def, const pd_op *op) {
             s += used;
         }
         if (*s == ',') s++;
-        if (!ok) return pd_fail(PD_E_VALUE, "bad signature at '%s %s': %s", type, name, op->sig);
+        if (!ok)
+            return pd_fail(PD_E_VALUE, "op: the signature is not valid at '%s %s': %s (expected a type and a name)",
+                           type, name, op->sig);
         memcpy(p->name, name, sizeof name);
         p->input = p->attr = -1;
         if (is_input(p->type)) p->input = def->ninputs++;
         if (p->type == PD_T_TENSORS || p->type == PD_T_TENSORS_OPT) {
-            if (def->list >= 0) return pd_fail(PD_E_VALUE, "two lists: %s", op->sig);
+            if (def->list >= 0)
+                return pd_fail(PD_E_VALUE, "op: the signature has two lists of tensors: %s (expected at most one)",
+                               op->sig);
             def->list = p->input;
         }
         size_t bytes = attr_bytes(p);
-        if (offset + bytes > sizeof def->defaults) return pd_fail(PD_E_VALUE, "too many attributes: %s", op->sig);
+        if (offset + bytes > sizeof def->defaults)
+            return pd_fail(PD_E_VALUE, "op: the signature has too many attributes: %s (expected fewer bytes)", op->sig);
         if (bytes) p->attr = (int)offset;
         void *at = (char *)def->defaults + offset;
         if (p->type == PD_T_OPERAND) ((pd_scalar *)at)->cat = -1;
         if (p->type == PD_T_RNG) p->optional = true;
-        if (*value && !parse_default(value, p, at)) return pd_fail(PD_E_VALUE, "bad default %s: %s", value, op->sig);
+        if (*value && !parse_default(value, p, at))
+            return pd_fail(PD_E_VALUE, "op: the default %s is not valid: %s (expected a value of the parameter's type)",
+                           value, op->sig);
         offset += bytes;
         def->nparams++;
     }
     if (offset != op->attrs)
-        return pd_fail(PD_E_VALUE, "%s: attrs has %zu bytes, the signature %zu", def->name, op->attrs, offset);
+        return pd_fail(PD_E_VALUE, "%s: attrs has %zu bytes, the signature %zu (expected equal sizes)", def->name,
+                       op->attrs, offset);
     return PD_OK;
 }
 

@@ -66,7 +66,7 @@ static pd_status rebase_view(pd_node *n, pd_tensor *t, int written) {
     if (n->nin > PD_MAX_PARAMS || n->nout > 1)
         return pd_fail(
             PD_E_NOTIMPL,
-            "%s: a view is written in place beside %d inputs and %d outputs (expected at most %d and 1; clone it)",
+            "%s: an in-place op on a view has %d other inputs and %d outputs (expected at most %d and 1, or clone())",
             pd_node_name(n), n->nin, n->nout, PD_MAX_PARAMS);
     PD_TRY(pd_meta_get(base, &bm));
     for (int i = 0; i < n->nin; i++) in[i] = i == written ? base : NULL;

@@ -35,11 +35,10 @@ pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int inde
     s->is_out = is_out;
     if (!t) return PD_OK;
     if (t->storage->inference)
-        return pd_fail(
-            PD_E_RUNTIME,
-            "%s: %s %d, of shape %s, is an inference tensor, which cannot be saved for the gradient (expected clone(), "
-            "or no_grad)",
-            pd_node_name(n), is_out ? "output" : "input", index, pd_tensor_shape(t));
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: Inference tensors cannot be saved for backward: %s %d, of shape %s, is one (expected "
+                       "clone(), or no_grad)",
+                       pd_node_name(n), is_out ? "output" : "input", index, pd_tensor_shape(t));
     if (__builtin_expect(pd_saved_hooked, 0) && pd_saved_pack && !(n->def && n->def->op->flags & PD_SAVES_GEOMETRY))
         return pack(s, t, is_out);
     s->version = pd_tensor_version(t);
@@ -112,15 +111,16 @@ const pd_tensor *pd_vjp_geometry(pd_vjp *v, int i) {
 static pd_status check_version(const pd_node *n, const pd_saved *s) {
     unsigned version = pd_tensor_version(s->t);
     if (version == s->version) return PD_OK;
-    return pd_fail(PD_E_RUNTIME,
-                   "%s: %s %d, %s of shape %s, is needed for the gradient but was modified by an in-place op, or given "
-                   "other .data: it is at version %u (expected %u)",
-                   pd_node_name(n),
-                   s->is_out      ? "output"
-                   : s->index < 0 ? "saved tensor"
-                                  : "input",
-                   s->index < 0 ? (int)(s - n->saved) : s->index, pd_dtype_name((pd_dtype)s->t->dtype),
-                   pd_tensor_shape(s->t), version, s->version);
+    return pd_fail(
+        PD_E_RUNTIME,
+        "%s: one of the variables needed for gradient computation has been modified by an inplace operation: %s %d, %s "
+        "of shape %s, is at version %u (expected version %u, without an in-place op or new .data after forward)",
+        pd_node_name(n),
+        s->is_out      ? "output"
+        : s->index < 0 ? "saved tensor"
+                       : "input",
+        s->index < 0 ? (int)(s - n->saved) : s->index, pd_dtype_name((pd_dtype)s->t->dtype), pd_tensor_shape(s->t),
+        version, s->version);
 }
 
 /* [new] t's values with the strides of `as`. */
@@ -138,13 +138,15 @@ static pd_status call_unpack(const pd_node *n, const pd_saved *s, pd_tensor **ou
     PD_TRY(s->packed->call(s->packed->ctx, &t));
     pd_status status = PD_OK;
     if (!pd_tensor_same_shape(t, s->t) || t->dtype != s->t->dtype)
-        status =
-            pd_fail(PD_E_SHAPE, "%s: the hook for saved tensors gave back %s of shape %s (expected %s of shape %s)",
-                    pd_node_name(n), pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t),
-                    pd_dtype_name((pd_dtype)s->t->dtype), pd_tensor_shape(s->t));
+        status = pd_fail(PD_E_SHAPE,
+                         "%s: the unpack hook for saved tensors returned %s of shape %s (expected %s of shape %s)",
+                         pd_node_name(n), pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t),
+                         pd_dtype_name((pd_dtype)s->t->dtype), pd_tensor_shape(s->t));
     else if (t->storage->device->index != s->device)
-        status = pd_fail(PD_E_RUNTIME, "%s: the hook for saved tensors gave a tensor back on %s (expected the device "
-                                       "that it was on)", pd_node_name(n), t->storage->device->name);
+        status = pd_fail(
+            PD_E_RUNTIME,
+            "%s: the unpack hook for saved tensors returned a tensor on %s (expected the device of the saved tensor)",
+            pd_node_name(n), t->storage->device->name);
     else if (memcmp(t->stride, s->t->stride, sizeof *t->stride * (size_t)t->ndim) &&
              pd_shape_is_dense(t->ndim, t->size, s->t->stride))
         status = laid_out(t, s->t, &copy);
@@ -175,7 +177,8 @@ pd_status pd_node_unpack(pd_node *n, int slot, pd_tensor **out) {
     *out = NULL;
     if (!pd_node_hold(n))
         return pd_fail(PD_E_RUNTIME,
-                       "%s: the saved tensors were freed by an earlier backward (expected retain_graph=True there)",
+                       "%s: Trying to backward through the graph a second time: an earlier backward freed the saved "
+                       "tensors (expected retain_graph=True there)",
                        pd_node_name(n));
     const pd_saved *s = &n->saved[slot];
     pd_status status = s->t && !s->packed ? check_version(n, s) : PD_OK;
@@ -226,7 +229,8 @@ static void run_op(pd_vjp *v) {
     else if (!v->status && op->vjp) op->vjp(v);
     else if (!v->status)
         v->status =
-            pd_fail(PD_E_NOTIMPL, "%s: its gradient cannot be differentiated again (create_graph)", v->node->def->name);
+            pd_fail(PD_E_NOTIMPL, "%s: the op's gradient cannot be differentiated again (expected create_graph=False)",
+                    v->node->def->name);
     if (!v->status) v->status = pd_device_check(d, v->node->def->name);
     pd_device_here = was;
 }

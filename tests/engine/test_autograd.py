@@ -301,11 +301,11 @@ def test_a_gradient_keeps_its_shape_dtype_and_device():
             x = wide.clone().requires_grad_()
             y = op(x)
             y.register_hook(broken)
-            with pytest.raises(RuntimeError, match="a gradient hook returned"):
+            with pytest.raises(RuntimeError, match="a (gradient )?hook returned"):
                 y.sum().backward()
         x = wide.clone().requires_grad_()
         x.register_hook(broken)
-        with pytest.raises(RuntimeError, match="a gradient hook returned"):
+        with pytest.raises(RuntimeError, match="a (gradient )?hook returned"):
             (x * 2).sum().backward()
 
     def shrink(g):
@@ -317,7 +317,7 @@ def test_a_gradient_keeps_its_shape_dtype_and_device():
         (y + z).register_hook(lambda g: None)
         y.register_hook(shrink)  # the gradient that y and z share
         if create_graph:
-            with pytest.raises(RuntimeError, match="a gradient hook returned"):
+            with pytest.raises(RuntimeError, match="a (gradient )?hook returned"):
                 (y + z).sum().backward(create_graph=True)
         else:
             (y + z).sum().backward()  # what the hook saw was its own
@@ -340,7 +340,7 @@ def test_data_replaced_before_backward():
         w, x = pydist.rand(3000, requires_grad=True), pydist.rand(4, 3000, requires_grad=True)
         y = F.layer_norm(x, (3000,), w)
         w.data = new(w)
-        with pytest.raises(RuntimeError, match=r"input 1, .* other .data"):
+        with pytest.raises(RuntimeError, match=r"input 1, .* new .data"):
             y.sum().backward()
     w = pydist.rand(10, 4, requires_grad=True)
     y = F.embedding(pydist.arange(10), w)  # nothing of w is saved, but its .grad must fit it
@@ -423,7 +423,7 @@ def test_threads_through_one_graph():
             t.start()
         for t in threads:
             t.join(100)
-        assert len(told) == 3 and all(not e or "freed by an earlier backward" in e for e in told)
+        assert len(told) == 3 and all(not e or "an earlier backward freed" in e for e in told)
 
 
 # Hooks.
@@ -584,7 +584,12 @@ def test_a_saved_tensor_may_not_change():
         change(y, z)
         with pytest.raises(RuntimeError, match=name) as caught:
             z.sum().backward()
-        assert "version" in str(caught.value) or "in place" in str(caught.value) or "in-place" in str(caught.value)
+        assert (
+            "version" in str(caught.value)
+            or "in place" in str(caught.value)
+            or "in-place" in str(caught.value)
+            or "inplace" in str(caught.value)
+        )
         del caught
     y = x * 1
     z = y.exp()
@@ -1164,7 +1169,7 @@ def test_a_view_of_what_was_a_leaf_is_not_written(end):
     x = pydist.ones(3, requires_grad=True)
     v = x[None]
     end(x)
-    with pytest.raises(RuntimeError, match="view of a leaf that requires grad"):
+    with pytest.raises(RuntimeError, match="view of a leaf Variable that requires grad"):
         v.mul_(2)
     with pydist.no_grad():
         v.mul_(2)

@@ -216,7 +216,7 @@ def test_what_differs_is_told():
 
     calls.clear()
     y = checkpoint(other_shape, x, use_reentrant=False, determinism_check="none")
-    with pytest.raises(RuntimeError, match=r"gave back .*\[2\] \(expected .*\[4\]"):
+    with pytest.raises(RuntimeError, match=r"returned .*\[2\] \(expected .*\[4\]"):
         y.backward()
 
     z = x * 1
@@ -363,9 +363,9 @@ def test_hooks_that_fail():
 
     with pytest.raises(TypeError, match="unpack hook returned int"):
         backward_with(lambda t: 3)
-    with pytest.raises(RuntimeError, match=r"exp: the hook for saved tensors gave back float32 of shape \[2\]"):
+    with pytest.raises(RuntimeError, match=r"exp: the unpack hook for saved tensors returned float32 of shape \[2\]"):
         backward_with(lambda t: t[:2])
-    with pytest.raises(RuntimeError, match=r"gave back float64"):
+    with pytest.raises(RuntimeError, match=r"returned float64"):
         backward_with(lambda t: t.double())
     with pytest.raises(ZeroDivisionError):
         backward_with(lambda t: 1 / 0)

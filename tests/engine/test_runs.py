@@ -65,7 +65,7 @@ def test_a_run_that_is_not_fed_is_backward():
     _C._run_close(run)
     assert bits(w.grad) == bits(whole())
     run = _C._run_open([(w * 2).sum()], [None], fed=False)
-    with pytest.raises(RuntimeError, match="not fed discovers no more"):
+    with pytest.raises(RuntimeError, match="so it discovers no nodes"):
         _C._run_discover(run, sent[0])
     _C._run_close(run, True)
 
@@ -202,14 +202,14 @@ def test_what_is_wrong():
     with pytest.raises(RuntimeError, match="is a leaf"):
         _C._run_discover(run, w)
     assert _C._run_turn(run)
-    with pytest.raises(RuntimeError, match="discovered after a turn that ran mul"):
+    with pytest.raises(RuntimeError, match="discovered after the turn that ran mul"):
         _C._run_discover(run, sent[1])
     with pytest.raises(RuntimeError, match="this run has failed"):
         _C._run_turn(run)
     with pytest.raises(RuntimeError, match="this run has failed"):
         _C._run_feed(run, sent[0], None)
     _C._run_close(run, True)
-    with pytest.raises(RuntimeError, match="root 0.*does not require grad"):
+    with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad"):
         _C._run_open([pydist.ones(1)], [None])
 
 

@@ -99,7 +99,7 @@ def test_a_gradient_has_one_owner():
     def work(rank):
         layer = nn.Linear(3, 2, bias=False)
         model, outer = DistributedDataParallel(layer), nn.Sequential(layer)
-        refused = "parameter 0.weight already belongs to .*: DistributedDataParallel, which calls it weight "
+        refused = "parameter 0.weight already belongs to .*DistributedDataParallel, which calls the parameter weight "
         with pytest.raises(ValueError, match=refused):
             DistributedDataParallel(outer)
         x = pydist.ones(1, 3) * (rank + 1)
