@@ -36,7 +36,7 @@ static pd_isa detect(void) {
     if (!*want) return best;
     for (int isa = 0; isa < PD_ISA_COUNT; isa++)
         if (!strcmp(want, names[isa])) return (int)best < isa ? best : (pd_isa)isa;
-    pd_log(PD_LOG_WARN, "PYDIST_ISA=%s is not one of portable, avx2, avx512: ignored", want);
+    pd_log(PD_LOG_WARN, "PYDIST_ISA=%s is ignored (expected portable, avx2 or avx512)", want);
     return best;
 }
 

@@ -20,7 +20,7 @@ pd_status pd_dl_open(const char *const *paths, const pd_dl_symbol *symbols, void
                  lib ? "no symbol " : "", missing ? missing : "?");
         if (lib) dlclose(lib);
     }
-    return pd_fail(PD_E_RUNTIME, "no library could be opened (%s)", *why ? why : "no path to try");
+    return pd_fail(PD_E_RUNTIME, "cannot open a library (%s)", *why ? why : "no path to try");
 }
 
 void *pd_dl_find(void *handle, const char *name) { return dlsym(handle, name); }

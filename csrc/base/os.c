@@ -48,5 +48,7 @@ pd_status pd_os_thread_start(const char *op, pd_os_thread *out, void *(*run)(voi
 int pd_os_thread_id(void) { return (int)syscall(SYS_gettid); }
 
 pd_status pd_os_random(void *to, size_t n) {
-    return getrandom(to, n, 0) == (ssize_t)n ? PD_OK : pd_fail(PD_E_OS, "no random numbers: %s", strerror(errno));
+    return getrandom(to, n, 0) == (ssize_t)n
+               ? PD_OK
+               : pd_fail(PD_E_OS, "cannot get random numbers from the system: %s", strerror(errno));
 }

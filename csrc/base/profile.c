@@ -112,7 +112,7 @@ pd_status pd_profile_start(const pd_profile *how) {
         atomic_store(&pd_profile_run, p.runs);
     }
     pthread_mutex_unlock(&p.lock);
-    return on ? pd_fail(PD_E_RUNTIME, "profiler: one is running already (expected to stop it first)") : PD_OK;
+    return on ? pd_fail(PD_E_RUNTIME, "profiler: another profiler is running (expected to be stopped first)") : PD_OK;
 }
 
 void pd_profile_stop(void) {

@@ -111,7 +111,7 @@ static pid_t fork_quiet(sigset_t *old) {
 /* A pipe with descriptors above 2: a launcher may have been started with its standard descriptors closed. */
 static pd_status pipe_high(int ends[2]) {
     int low[2];
-    if (pipe2(low, O_CLOEXEC) < 0) return pd_fail(PD_E_OS, "spawn: pipe: %s", strerror(errno));
+    if (pipe2(low, O_CLOEXEC) < 0) return pd_fail(PD_E_OS, "spawn: cannot make a pipe: %s", strerror(errno));
     int error = 0;
     for (int i = 0; i < 2; i++) {
         ends[i] = fcntl(low[i], F_DUPFD_CLOEXEC, 3);
@@ -121,18 +121,19 @@ static pd_status pipe_high(int ends[2]) {
     if (!error) return PD_OK;
     for (int i = 0; i < 2; i++)
         if (ends[i] >= 0) close(ends[i]);
-    return pd_fail(PD_E_OS, "spawn: pipe: %s", strerror(error));
+    return pd_fail(PD_E_OS, "spawn: cannot make a pipe: %s", strerror(error));
 }
 
 pd_status pd_spawn_run(const pd_spawn *spawn, pid_t *pid) {
     pd_status status = PD_OK;
     int stdio[3] = {-1, -1, -1}, ends[2] = {-1, -1};
     for (size_t i = 0; i < spawn->keeps; i++)
-        if (spawn->keep[i] <= 2) return pd_fail(PD_E_VALUE, "spawn: descriptor %d cannot be kept", spawn->keep[i]);
+        if (spawn->keep[i] <= 2)
+            return pd_fail(PD_E_VALUE, "spawn: keep has descriptor %d (expected descriptors above 2)", spawn->keep[i]);
     for (int i = 0; i < 3; i++) { /* copies over 2, so that no dup2 overwrites a later source */
         stdio[i] = fcntl(spawn->stdio[i], F_DUPFD_CLOEXEC, 3);
         if (stdio[i] < 0) {
-            status = pd_fail(PD_E_OS, "spawn: descriptor %d: %s", spawn->stdio[i], strerror(errno));
+            status = pd_fail(PD_E_OS, "spawn: cannot duplicate descriptor %d: %s", spawn->stdio[i], strerror(errno));
             goto done;
         }
     }
@@ -146,7 +147,7 @@ pd_status pd_spawn_run(const pd_spawn *spawn, pid_t *pid) {
         _exit(sent == sizeof report ? 127 : 126);
     }
     if (child < 0) {
-        status = pd_fail(PD_E_OS, "spawn: fork: %s", strerror(errno));
+        status = pd_fail(PD_E_OS, "spawn: cannot fork: %s", strerror(errno));
         goto done;
     }
     close(ends[1]);
@@ -240,7 +241,7 @@ pd_status pd_guard_run(pid_t *pid, int *fd) {
     close(ends[0]);
     if (child < 0) {
         close(ends[1]);
-        return pd_fail(PD_E_OS, "guard: fork: %s", strerror(error));
+        return pd_fail(PD_E_OS, "guard: cannot fork: %s", strerror(error));
     }
     *pid = child;
     *fd = ends[1];

@@ -30,7 +30,7 @@ bad_record *pd_cuda_bad_record() {
     void *p = nullptr;
     if (record) return record;
     if (cudaMallocHost(&p, sizeof *record)) {
-        pd_cuda_lent->refuse(PD_E_MEMORY, "out of pinned memory");
+        pd_cuda_lent->refuse(PD_E_MEMORY, "there is no pinned memory left");
         return nullptr;
     }
     memset(p, 0, sizeof *record);

@@ -173,9 +173,8 @@ static pd_status out_of_memory(pd_cache *c, size_t bytes) {
     c->stats.failures++;
     c->lib->memory(&left, &total);
     return pd_fail(PD_E_MEMORY,
-                   "tensor: out of memory on %s: tried to allocate %zu bytes; tensors hold %lld, the cache %lld more, "
-                   "and %zu of the "
-                   "device's %zu are free",
+                   "tensor: out of memory on %s: tried to allocate %zu bytes; tensors hold %lld bytes, the cache holds "
+                   "%lld more, and %zu of the device's %zu bytes are free",
                    c->device, bytes, (long long)c->stats.allocated, (long long)(c->stats.reserved - c->stats.allocated),
                    left, total);
 }
@@ -314,9 +313,9 @@ pd_status pd_cache_pool_begin(pd_cache *c, void *stream, int64_t *pool) {
         c->pool_stream = stream;
     }
     pthread_mutex_unlock(&c->lock);
-    return open
-               ? pd_fail(PD_E_RUNTIME, "CUDAGraph: another graph is captured on %s (expected one at a time)", c->device)
-               : PD_OK;
+    return open ? pd_fail(PD_E_RUNTIME, "CUDAGraph: another graph is being captured on %s (expected one at a time)",
+                          c->device)
+                : PD_OK;
 }
 
 void pd_cache_pool_end(pd_cache *c) {

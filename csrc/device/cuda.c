@@ -48,12 +48,14 @@ static void refuse(pd_status kind, const char *text) {
 }
 
 static size_t missing(void) {
-    refuse(PD_E_NOTIMPL, "a kernel that it needs is not there yet on CUDA");
+    refuse(PD_E_NOTIMPL, "the op needs a kernel that does not exist on CUDA yet");
     return 0;
 }
 
 static pd_status hold(const pd_device *d, size_t bytes, void **out) {
-    if (here.nheld == HELD) return pd_fail(PD_E_RUNTIME, "scratch: asked for more than %d times in one op", HELD);
+    if (here.nheld == HELD)
+        return pd_fail(PD_E_RUNTIME, "scratch: an op asked for scratch memory too often (expected at most %d times)",
+                       HELD);
     PD_TRY(pd_cache_alloc(cuda.caches[d->index], here.streams[d->index], bytes, out));
     here.held[here.nheld++] = *out;
     return PD_OK;
@@ -75,7 +77,7 @@ static bool usable(const pd_cuda_library *lib) {
     if (!lib) snprintf(cuda.why, sizeof cuda.why, "%s", dlerror());
     else if (lib->layout != cuda.layout)
         snprintf(cuda.why, sizeof cuda.why,
-                 "pydist/_cuda.so is of another build (expected to be built with this pydist)");
+                 "pydist/_cuda.so belongs to another build (expected to be built with this pydist)");
     return lib && lib->layout == cuda.layout;
 }
 
@@ -103,7 +105,8 @@ static void open_library(void) {
     if (error) {
         cuda.count = 0;
         snprintf(cuda.why, sizeof cuda.why, "CUDA: %s", lib->text(error));
-    } else if (!cuda.count) snprintf(cuda.why, sizeof cuda.why, "CUDA: no device");
+    } else if (!cuda.count)
+        snprintf(cuda.why, sizeof cuda.why, "CUDA: there is no device");
     if (!cuda.count) return;
     if (pd_malloc(cuda.bytes, "cuda", &cuda.kernels)) {
         cuda.count = 0;
@@ -200,8 +203,10 @@ static pd_status copy(const pd_device *d, pd_transfer way, void *to, const void 
     static const char *const names[] = {"copy to the device", "copy to the host", "copy on the device"};
     PD_TRY(enter(d));
     if (way != PD_WITHIN && pd_cuda_capturing(d))
-        return pd_fail(PD_E_RUNTIME, "%s: a CUDA graph is being captured, whose replays do not ask the host again "
-                       "(expected tensors that are on the device by then)", names[way]);
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: a CUDA graph is being captured, whose replays cannot copy to or from the host (expected "
+                       "tensors that are on the device already)",
+                       names[way]);
     void *stream = here.streams[d->index];
     int error = bytes ? cuda.lib->copy(to, from, bytes, stream) : 0;
     if (!error && wait) error = cuda.lib->stream_wait(stream);

@@ -81,7 +81,7 @@ pd_status pd_nccl_probe(const char *op) {
     }
     pd_status status = pd_nccl_result(op, result, comm);
     if (!status && result == PD_NCCL_IN_PROGRESS)
-        return pd_fail(PD_E_DIST, "%s: NCCL: a communicator of one rank is not there after %d s", op, PROBE_MS / 1000);
+        return pd_fail(PD_E_DIST, "%s: NCCL has not made a communicator of one rank within %d s", op, PROBE_MS / 1000);
     if (comm) lib->CommAbort(comm);
     return status;
 }

@@ -32,7 +32,8 @@ pd_status pd_nvidia_open(const pd_nvidia *what, const char *given, const pd_dl_s
     char made[FOLDERS + 1][LONGEST];
     const char *paths[FOLDERS + 4];
     int n = 0;
-    if (!strcmp(given, "none")) return pd_fail(PD_E_RUNTIME, "%s: switched off", what->name);
+    if (!strcmp(given, "none"))
+        return pd_fail(PD_E_RUNTIME, "%s: the library is switched off by its environment variable", what->name);
     if (*given) paths[n++] = given;
     else {
         if (is_loaded(what->soname)) paths[n++] = what->soname;
@@ -82,12 +83,13 @@ void *pd_nvidia_handle(pd_nvidia_server *s, const char *given, const pd_device *
         int status = (*s->create)(&s->handles[d->index]);
         if (status) {
             s->handles[d->index] = NULL;
-            snprintf(s->why, sizeof s->why, "%s: no handle on %s (status %d)", s->library.name, d->name, status);
+            snprintf(s->why, sizeof s->why, "%s: cannot make a handle on %s (status %d)", s->library.name, d->name,
+                     status);
             s->opened = false;
         }
     }
     if (!s->opened && !s->told && strcmp(given, "none"))
-        pd_log(PD_LOG_WARN, "%s: %s serve, many times slower", s->why, s->instead);
+        pd_log(PD_LOG_WARN, "%s: using %s, which are many times slower", s->why, s->instead);
     s->told = true;
     return s->opened ? s->handles[d->index] : NULL;
 }

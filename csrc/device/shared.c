@@ -23,8 +23,8 @@ static pd_status reserve(int fd, size_t bytes) {
         uint64_t left = pd_limit_memory("");
         if (bytes - done + SPARE > left)
             return pd_fail(PD_E_MEMORY,
-                           "shared memory: tried to allocate %zu bytes: %llu MiB are left to the machine or to the "
-                           "memory cgroup, and the last %zu MiB are not taken",
+                           "shared memory: tried to allocate %zu bytes: the machine or the memory cgroup has %llu MiB "
+                           "left, of which the last %zu MiB stay free",
                            bytes, (unsigned long long)(left >> 20), SPARE >> 20);
         int rc;
         do rc = fallocate(fd, 0, (off_t)done, (off_t)n);
@@ -47,7 +47,7 @@ pd_status pd_shared_new(size_t bytes, void **ptr, int *out) {
     if (fd < 0) return pd_fail(PD_E_MEMORY, "shared memory: memfd_create: %s", strerror(errno));
     PD_TRY_TO(fail, reserve(fd, bytes));
     if (fcntl(fd, F_ADD_SEALS, SEALS))
-        PD_TRY_TO(fail, pd_fail(PD_E_OS, "shared memory: cannot seal: %s", strerror(errno)));
+        PD_TRY_TO(fail, pd_fail(PD_E_OS, "shared memory: cannot seal the memory file: %s", strerror(errno)));
     PD_TRY_TO(fail, map(fd, bytes, ptr));
     *out = fd;
     return PD_OK;
@@ -60,7 +60,10 @@ pd_status pd_shared_map(int fd, size_t bytes, void **ptr) {
     int seals = fcntl(fd, F_GET_SEALS);
     struct stat st;
     if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) || (size_t)st.st_size < bytes)
-        return pd_fail(PD_E_VALUE, "shared memory: descriptor %d is not what was announced (%zu bytes)", fd, bytes);
+        return pd_fail(
+            PD_E_VALUE,
+            "shared memory: descriptor %d is not a shared memory file of the announced size (expected %zu bytes)", fd,
+            bytes);
     return map(fd, bytes, ptr);
 }
 

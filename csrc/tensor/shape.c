@@ -18,17 +18,20 @@ pd_status pd_shape_numel(const char *op, int ndim, const int64_t *size, int64_t 
     int64_t n = 1;
     bool empty = false, over = false;
     if (ndim > PD_MAX_DIMS)
-        return pd_fail(PD_E_SHAPE, "%s: too many dimensions: %d (expected at most %d)", op, ndim, PD_MAX_DIMS);
+        return pd_fail(PD_E_SHAPE, "%s: got %d dimensions (expected at most %d)", op, ndim, PD_MAX_DIMS);
     for (int i = 0; i < ndim; i++) {
         if (size[i] < 0)
-            return pd_fail(PD_E_SHAPE, "%s: negative size %" PRId64 " in shape %s", op, size[i],
-                           pd_shape_text(ndim, size));
+            return pd_fail(PD_E_SHAPE,
+                           "%s: Trying to create tensor with negative dimension %" PRId64
+                           ": got shape %s (expected sizes of at least 0)",
+                           op, size[i], pd_shape_text(ndim, size));
         empty |= size[i] == 0;
         over |= __builtin_mul_overflow(n, size[i] ? size[i] : 1, &n);
     }
     /* An element has 16 bytes at most, so the number of bytes fits, too. */
     if (over || n > INT64_MAX / 16)
-        return pd_fail(PD_E_SHAPE, "%s: shape %s has too many elements", op, pd_shape_text(ndim, size));
+        return pd_fail(PD_E_SHAPE, "%s: shape %s has too many elements (expected less than 2^59)", op,
+                       pd_shape_text(ndim, size));
     *out = empty ? 0 : n;
     return PD_OK;
 }
@@ -118,18 +121,24 @@ pd_status pd_shape_infer(const char *op, int64_t numel, int ndim, int64_t *size)
     int64_t known = 1;
     int unknown = -1;
     if (ndim > PD_MAX_DIMS)
-        return pd_fail(PD_E_SHAPE, "%s: too many dimensions: %d (expected at most %d)", op, ndim, PD_MAX_DIMS);
+        return pd_fail(PD_E_SHAPE, "%s: got %d dimensions (expected at most %d)", op, ndim, PD_MAX_DIMS);
     for (int i = 0; i < ndim; i++) {
         if (size[i] == -1 && unknown >= 0)
-            return pd_fail(PD_E_SHAPE, "%s: only one size can be -1, got %s", op, pd_shape_text(ndim, size));
-        if (size[i] < -1) return pd_fail(PD_E_SHAPE, "%s: negative size in %s", op, pd_shape_text(ndim, size));
+            return pd_fail(PD_E_SHAPE, "%s: only one dimension can be inferred: got shape %s (expected at most one -1)",
+                           op, pd_shape_text(ndim, size));
+        if (size[i] < -1)
+            return pd_fail(PD_E_SHAPE,
+                           "%s: invalid shape dimension: got %s (expected sizes of at least 0, and at most one -1)", op,
+                           pd_shape_text(ndim, size));
         if (size[i] == -1) unknown = i;
         else if (__builtin_mul_overflow(known, size[i], &known))
-            return pd_fail(PD_E_SHAPE, "%s: shape %s has too many elements", op, pd_shape_text(ndim, size));
+            return pd_fail(PD_E_SHAPE, "%s: shape %s has too many elements (expected less than 2^59)", op,
+                           pd_shape_text(ndim, size));
     }
     if (unknown >= 0 ? known == 0 || numel % known : known != numel)
-        return pd_fail(PD_E_SHAPE, "%s: shape %s is invalid for %" PRId64 " elements", op, pd_shape_text(ndim, size),
-                       numel);
+        return pd_fail(PD_E_SHAPE,
+                       "%s: shape %s is invalid for input of size %" PRId64 " (expected the same number of elements)",
+                       op, pd_shape_text(ndim, size), numel);
     if (unknown >= 0) size[unknown] = numel / known;
     return PD_OK;
 }

@@ -122,8 +122,8 @@ int64_t pd_storage_live(void) { return live; }
 
 pd_status pd_storage_refuse_write(const char *op, const pd_storage *s) {
     (void)s;
-    return pd_fail(PD_E_RUNTIME, "%s: the tensor is read-only memory of another library (expected a copy: clone())",
-                   op);
+    return pd_fail(PD_E_RUNTIME,
+                   "%s: the tensor is over read-only memory of another library (expected a copy: clone())", op);
 }
 
 pd_status pd_storage_lend(const char *op, pd_storage *s, pd_borrower who, bool written) {
@@ -141,9 +141,9 @@ void pd_storage_give_back(pd_storage *s, pd_borrower who, bool written) {
 
 pd_status pd_storage_may_move(const char *op, const pd_storage *s) {
     static const char *const names[PD_BORROWERS] = {"NumPy array or other buffer", "DLPack capsule",
-                                                    "collective under way"};
+                                                    "collective in progress"};
     static const char *const many[PD_BORROWERS] = {"NumPy arrays or other buffers", "DLPack capsules",
-                                                   "collectives under way"};
+                                                   "collectives in progress"};
     char text[160] = "";
     size_t used = 0;
     for (int i = 0; i < PD_BORROWERS; i++) {
@@ -152,8 +152,8 @@ pd_status pd_storage_may_move(const char *op, const pd_storage *s) {
                                         n > 1 ? many[i] : names[i]);
     }
     if (!used) return PD_OK;
-    return pd_fail(PD_E_RUNTIME,
-                   "%s: the memory would have to move while it is lent to %s (expected the loan to end first, or a "
-                   "copy: clone())",
-                   op, text);
+    return pd_fail(
+        PD_E_RUNTIME,
+        "%s: the memory cannot move while it is lent to %s (expected the loan to end first, or a copy: clone())", op,
+        text);
 }

@@ -40,11 +40,15 @@ def test_what_is_missing_is_named(tmp_path):
     (tmp_path / "cu13/lib").mkdir(parents=True)
     (tmp_path / "cu13/lib/libcublasLt.so.13").write_text("#!")
     lt, dnn = ask(tmp_path)
-    assert lt.startswith("None|cuBLASLt: no library could be opened (") and lt.endswith("; pip install nvidia-cublas")
+    assert lt.startswith("None|cuBLASLt: cannot open a library (") and lt.endswith("; pip install nvidia-cublas")
     assert f"{tmp_path}/cu13/lib/libcublasLt.so.13: " in lt and "file too short" in lt
     assert f"{tmp_path}/cudnn/lib/libcudnn.so.9" in dnn and dnn.endswith("; pip install nvidia-cudnn-cu13")
     lt, dnn = ask(tmp_path, PYDIST_CUBLASLT="none", PYDIST_CUDNN=_C.__file__)
-    assert lt == "None|cuBLASLt: switched off" and "no symbol cudnnCreate" in dnn and "cudnn/lib" not in dnn
+    assert (
+        lt == "None|cuBLASLt: the library is switched off by its environment variable"
+        and "no symbol cudnnCreate" in dnn
+        and "cudnn/lib" not in dnn
+    )
 
 
 def test_settings_are_kept():

@@ -173,7 +173,7 @@ def test_a_collective_keeps_its_memory(layout, exchange):
             else:
                 with pytest.raises(
                     RuntimeError,
-                    match="resize_: the memory would have to move while it is lent to 1 collective under way",
+                    match="resize_: the memory cannot move while it is lent to 1 collective in progress",
                 ):
                     t.resize_(3 * n)
             _C.trim()
@@ -197,7 +197,7 @@ def test_a_message_keeps_its_memory():
         alias = t.detach()
         if rank == 0:
             pending = dist.irecv(t, 1)
-            with pytest.raises(RuntimeError, match="1 collective under way"):
+            with pytest.raises(RuntimeError, match="1 collective in progress"):
                 t.resize_(1 << 16)
             t.data = pydist.zeros(1)
             dist.barrier()

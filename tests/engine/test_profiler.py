@@ -210,7 +210,7 @@ def names(prof):
 
 def test_one_profiler_at_a_time():
     with profile() as outer:
-        with pytest.raises(RuntimeError, match="one is running already"):
+        with pytest.raises(RuntimeError, match="another profiler is running"):
             profile().start()
         with pytest.raises(RuntimeError, match="is running"):
             outer.events()

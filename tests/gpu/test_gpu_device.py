@@ -169,7 +169,7 @@ def test_the_current_device():
         x = pydist.ones(2, device="cuda")
     assert str(x.device) == "cuda:1" and cuda.current_device() == 0
     assert x.to("cuda:0").tolist() == [1.0, 1.0]
-    with pytest.raises(RuntimeError, match="different devices"):
+    with pytest.raises(RuntimeError, match="on the same device"):
         x + x.to("cuda:0")
 
 

@@ -41,7 +41,7 @@ static const pd_dl_symbol symbols[] = {
     {NULL, NULL}};
 static pd_nvidia_server server = {
     .library = {"cuBLASLt", "libcublasLt.so.13", "cu13/lib", "nvidia-cublas"},
-    .instead = "our own products",
+    .instead = "pydist's own kernels",
     .symbols = symbols,
     .create = &lt.Create,
     .get_version = &lt.GetVersion,

@@ -40,7 +40,7 @@ static const pd_dl_symbol symbols[] = {
     {NULL, NULL}};
 static pd_nvidia_server server = {
     .library = {"cuDNN", "libcudnn.so.9", "cudnn/lib", "nvidia-cudnn-cu13"},
-    .instead = "our own convolutions",
+    .instead = "pydist's own kernels",
     .symbols = symbols,
     .create = &dnn.Create,
     .get_version = &dnn.GetVersion,
@@ -316,7 +316,8 @@ static pd_status launch(const pd_conv *c, pd_conv_part part, void *const pointer
         int failed = execute(handle, q->run, q->workspace, pointers);
         *done = !failed;
         if (failed < 0) status = PD_E_MEMORY;
-        else if (failed) pd_log(PD_LOG_WARN, "cuDNN: a convolution is refused (status %d): our own serves", failed);
+        else if (failed)
+            pd_log(PD_LOG_WARN, "cuDNN refused a convolution (status %d): using pydist's own kernel", failed);
     }
     pthread_mutex_unlock(&lock);
     return PD_TRAIL(status);

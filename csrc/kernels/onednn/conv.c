@@ -285,7 +285,7 @@ static pd_status gradient(const pd_conv *c, conv_kind kind, const void *gy, cons
     grad_job j = {.c = c, .kind = kind, .p = cut(c, kind), .gy = (char *)(uintptr_t)gy, .x = (char *)(uintptr_t)x,
                   .weights = (char *)(uintptr_t)weights, .layouts = scratch};
     pd_status status = PD_OK;
-    if (!plans_get(c, kind, &j.w)) status = pd_fail(PD_E_RUNTIME, "oneDNN: no gradient for this convolution");
+    if (!plans_get(c, kind, &j.w)) status = pd_fail(PD_E_RUNTIME, "oneDNN: it has no gradient for this convolution");
     j.scratch = j.layouts + (size_t)(kind == WEIGHT ? j.p.count : 1) * j.w.layout;
     void *user[PD_DNN_USER] = {NULL, j.weights, NULL, NULL, j.layouts};
     if (status == PD_OK && kind == INPUT) status = pd_dnn_plan_run(j.w.once, user, j.scratch, 1);
@@ -352,9 +352,9 @@ static pd_status forward(const pd_conv *c, const void *x, const void *w, const v
     int threads = pd_threads_get();
     void *user[PD_DNN_USER] = {(void *)(uintptr_t)x, (void *)(uintptr_t)w, (void *)(uintptr_t)bias, y};
     pd_dnn_plan *p = plan_of(c, FORWARD, bias != NULL, c->N, threads);
-    pd_status status = !p ? PD_TRAIL(PD_E_MEMORY)
+    pd_status status = !p          ? PD_TRAIL(PD_E_MEMORY)
                        : p->nsteps ? pd_dnn_plan_run(p, user, scratch, threads)
-                                   : pd_fail(PD_E_RUNTIME, "oneDNN: no such convolution");
+                                   : pd_fail(PD_E_RUNTIME, "oneDNN: it does not support this convolution");
     pd_dnn_plan_release(p);
     return status;
 }

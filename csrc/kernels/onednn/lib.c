@@ -56,20 +56,20 @@ static int try_open(void) {
     paths[n] = NULL;
     void *handle = NULL;
     if (pd_dl_open(paths, symbols, &handle) != PD_OK) {
-        pd_log(PD_LOG_INFO, "oneDNN: %s: the portable kernels serve", pd_error_get()->text);
+        pd_log(PD_LOG_INFO, "oneDNN: %s: using the portable kernels", pd_error_get()->text);
         return -1;
     }
     const dnnl_version_t *v = pd_dnn.version();
     if (v->major != DNNL_VERSION_MAJOR || (v->cpu_runtime != DNNL_RUNTIME_OMP && v->cpu_runtime != DNNL_RUNTIME_SEQ)) {
         pd_log(PD_LOG_WARN,
-               "oneDNN %d.%d.%d with CPU runtime %u is of no use (expected version %d, runtime OMP or SEQ): the "
-               "portable kernels serve",
+               "oneDNN %d.%d.%d with CPU runtime %u is unsupported (expected version %d, runtime OMP or SEQ): using "
+               "the portable kernels",
                v->major, v->minor, v->patch, v->cpu_runtime, DNNL_VERSION_MAJOR);
         pd_dl_close(handle);
         return -1;
     }
     if (pd_dnn.engine_create(&pd_dnn_engine, dnnl_cpu, 0) != dnnl_success) {
-        pd_log(PD_LOG_WARN, "oneDNN has no CPU engine here: the portable kernels serve");
+        pd_log(PD_LOG_WARN, "oneDNN has no CPU engine on this machine: using the portable kernels");
         pd_dl_close(handle);
         return -1;
     }
@@ -133,7 +133,7 @@ static _Thread_local bool starved; /* a plan could not be made for lack of memor
 pd_status pd_onednn_check_memory(void) {
     if (!starved) return PD_OK;
     starved = false;
-    return pd_fail(PD_E_MEMORY, "oneDNN: no memory for a primitive");
+    return pd_fail(PD_E_MEMORY, "oneDNN: out of memory for a primitive");
 }
 
 static void set_free(pd_dnn_set *s) {
@@ -157,7 +157,7 @@ static pd_dnn_set *set_new(const pd_dnn_plan *p) {
         }
     if (good) return s;
     set_free(s);
-    pd_fail(PD_E_MEMORY, "oneDNN: no memory for the arguments of a primitive");
+    pd_fail(PD_E_MEMORY, "oneDNN: out of memory for the arguments of a primitive");
     return NULL;
 }
 

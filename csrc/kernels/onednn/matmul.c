@@ -252,7 +252,7 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
         pd_dnn_plan *p = plan_of(c, g, j->bias != NULL, b, m, n, k);
         pd_status status = !p          ? PD_E_MEMORY
                            : p->nsteps ? pd_dnn_plan_run(p, user, scratch, g->threads)
-                                       : pd_fail(PD_E_RUNTIME, "oneDNN: no such matmul");
+                                       : pd_fail(PD_E_RUNTIME, "oneDNN: it does not support this matmul");
         pd_dnn_plan_release(p);
         for (int64_t i = 0; piece && i < m; i++)
             memcpy(to + i * c->c_row * result, piece + i * n * result, (size_t)(n * result));
