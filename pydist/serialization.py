@@ -396,7 +396,9 @@ def _read_old(data, restricted):
         nonlocal left
         if key not in storages:
             if not 0 <= numel * dtype.itemsize <= left:
-                raise ValueError(f"a storage of {numel} elements in a file of {len(data)} bytes")
+                raise ValueError(
+                    f"a storage of {numel} elements in a file of {len(data)} bytes (expected a file that holds it)"
+                )
             left -= numel * dtype.itemsize
             storages[key] = _Storage(bytearray(numel * dtype.itemsize), dtype, numel)
         storage = storages[key]

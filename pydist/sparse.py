@@ -1,4 +1,4 @@
-"""Sparse matrices in coordinate form, as in torch.sparse, for programs on graphs. A SparseTensor is not a Tensor: it has
+"""Sparse matrices in coordinate form, as in torch.sparse, for graph programs. A SparseTensor is not a Tensor. It has
 indices[dims, n], values[n, ...] and a shape, products with dense matrices, and the methods below. Gradients flow to
 its values and to the matrices.
 
@@ -25,11 +25,14 @@ class SparseTensor:
     def __init__(self, indices, values, size, coalesced=False):
         self._index, self._value, self.shape, self._coalesced = indices, values, _C.Size(size), coalesced
 
-    dtype = property(lambda self: self._value.dtype)
-    device = property(lambda self: self._value.device)
-    ndim = property(lambda self: len(self.shape))
-    requires_grad = property(lambda self: self._value.requires_grad)
-    grad = property(lambda self: None if self._value.grad is None else self._with(self._value.grad))
+    dtype = property(lambda self: self._value.dtype, doc="The dtype of the elements.")
+    device = property(lambda self: self._value.device, doc="The device of the elements.")
+    ndim = property(lambda self: len(self.shape), doc="The number of dimensions.")
+    requires_grad = property(lambda self: self._value.requires_grad, doc="Whether autograd records its operations.")
+    grad = property(
+        lambda self: None if self._value.grad is None else self._with(self._value.grad),
+        doc="The gradient, with the same positions; None if there is none.",
+    )
 
     def _with(self, values):
         return SparseTensor(self._index, values, self.shape, self._coalesced)
@@ -114,6 +117,7 @@ class SparseTensor:
         return SparseTensor(self._index[_C.tensor(order)], self._value, shape)
 
     def __matmul__(self, other):
+        """The product of a sparse matrix and a matrix or vector. See mm."""
         return mm(self, other)
 
     mm = matmul = spmm = __matmul__
@@ -122,6 +126,7 @@ class SparseTensor:
         return mm(other, self)
 
     def __mul__(self, other):
+        """Each element times a number, or times a Tensor's element at its position."""
         if isinstance(other, (int, float)) or isinstance(other, Tensor) and other.dim() == 0:
             return self._with(self._value * other)
         if isinstance(other, Tensor):
@@ -132,6 +137,7 @@ class SparseTensor:
     __rmul__ = mul = __mul__
 
     def __truediv__(self, other):
+        """Each element divided by a number."""
         return self._with(self._value / other)
 
     div = __truediv__
@@ -140,6 +146,7 @@ class SparseTensor:
         return self._with(-self._value)
 
     def __add__(self, other):
+        """The sum with a SparseTensor, or with a Tensor (which gives a Tensor)."""
         if isinstance(other, SparseTensor):
             if self.shape != other.shape:
                 raise RuntimeError(f"sparse: shapes {tuple(self.shape)}, {tuple(other.shape)} (expected equal)")

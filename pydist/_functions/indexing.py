@@ -240,7 +240,7 @@ def bincount(input, weights=None, minlength=0):
 
 def _unique_slices(input, dim, return_inverse, return_counts):
     if not input.dim():
-        raise IndexError(f"unique: dim is {dim}, but the tensor has no dimensions")
+        raise IndexError(f"unique: dim is {dim}, but the tensor has no dimensions (expected dim=None)")
     along = axis_of("unique", dim, input.dim())
     slices = input.movedim(along, 0)
     rows = slices.reshape(slices.shape[0], -1) if slices.numel() else slices.new_zeros(slices.shape[0], 1)

@@ -84,6 +84,7 @@ class Plan(namedtuple("Plan", _PLAN, defaults=_PLAN.values())):
 
 
 def help_text():
+    """The text of --help."""
     rows = [(f"--{name} {arg or ''}", text, default) for name, arg, default, text in OPTIONS if text]
     nothing = ", ".join(f"--{name}" for name, _, _, text in OPTIONS if not text)
     return (

@@ -429,7 +429,7 @@ class RelaxedBernoulli(_Formula):
 
     def __init__(self, temperature, probs=None, logits=None, validate_args=None):
         if (probs is None) == (logits is None):
-            raise ValueError("Either `probs` or `logits` must be specified, but not both.")
+            raise ValueError("Either `probs` or `logits` must be specified, but not both (expected one of them).")
         if probs is not None:
             self.probs, self.temperature = broadcast_all(probs, temperature)
             self.logits = self.probs.logit(1e-7)

@@ -15,7 +15,7 @@ class _Odds(Distribution):
 
     def _by(self, probs, logits, *more):
         if (probs is None) == (logits is None):
-            raise ValueError("Either `probs` or `logits` must be specified, but not both.")
+            raise ValueError("Either `probs` or `logits` must be specified, but not both (expected one of them).")
         if logits is None:
             self.probs, *more = broadcast_all(probs, *more)
         else:

@@ -91,7 +91,7 @@ class Distribution:
 
     def _check(self, value):
         if not isinstance(value, Tensor):
-            raise ValueError("The value argument to log_prob must be a Tensor")
+            raise ValueError(f"The value argument to log_prob must be a Tensor, got {type(value).__name__}")
         if not self._validate_args:
             return value
         n = len(self._event_shape)

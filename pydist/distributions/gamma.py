@@ -203,7 +203,9 @@ class Dirichlet(Distribution):
 
     def __init__(self, concentration, validate_args=None):
         if concentration.dim() < 1:
-            raise ValueError("`concentration` parameter must be at least one-dimensional.")
+            raise ValueError(
+                "`concentration` parameter must be at least one-dimensional (expected one number for each class)."
+            )
         self.concentration = concentration
         super().__init__(concentration.shape[:-1], concentration.shape[-1:], validate_args=validate_args)
 

@@ -150,7 +150,8 @@ def _beta(p, q):
 def _multivariate(p, q):
     if p.event_shape != q.event_shape:
         raise ValueError(
-            "KL-divergence between two Multivariate Normals with different event shapes cannot be computed"
+            "KL-divergence between two Multivariate Normals with different event shapes cannot be computed "
+            "(expected equal shapes)"
         )
     batch = (p.loc - q.loc).shape[:-1]
     k = p.event_shape[0]

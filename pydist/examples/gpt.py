@@ -42,6 +42,7 @@ class Text:
         self.train, self.validation = data[:cut], data[cut:]
 
     def decode(self, numbers):
+        """The text of these numbers."""
         return "".join(self.characters[i] for i in numbers)
 
 
@@ -52,6 +53,7 @@ def pairs(data, starts, block):
 
 
 def network(args, characters):
+    """The model that the arguments ask for."""
     if args.model == "llama":
         sizes = models.LLaMAConfig(characters, args.block, args.layers, args.heads, args.heads, args.width)
         return models.LLaMA(sizes)
@@ -89,6 +91,7 @@ def validation_loss(model, data, block, rank, world):
 
 
 def arguments():
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(prog="python -m pydist.examples.gpt", description=__doc__.split("\n")[0])
     parser.add_argument("--data", metavar="FILE", help="a text (default: the help texts of Python's documentation)")
     parser.add_argument("--model", choices=("gpt", "llama"), default="gpt", help="default: %(default)s")
@@ -109,11 +112,15 @@ def arguments():
 
 
 def main():
+    """Trains, and prints the validation loss and some text."""
     args = arguments()
     try:
         text = Text(args.data)
         if len(text.validation) < args.block + 2:
-            raise ValueError(f"--block {args.block} is longer than the text for validation")
+            raise ValueError(
+                f"--block {args.block} is longer than the text for validation (expected a smaller --block or a "
+                "longer text)"
+            )
         pydist.manual_seed(args.seed)
         net = network(args, len(text.characters))
     except (OSError, ValueError) as error:

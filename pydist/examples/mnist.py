@@ -53,6 +53,7 @@ class Convolutional(nn.Module):
 
 
 def network(model, height, width):
+    """The model of this name, for images of this size."""
     if model == "cnn":
         return Convolutional(height, width)
     return nn.Sequential(nn.Flatten(), nn.Linear(height * width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
@@ -126,6 +127,7 @@ def resume(path, parts):
 
 
 def arguments():
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(prog="python -m pydist.examples.mnist", description=__doc__.split("\n")[0])
     parser.add_argument("--data", metavar="DIR", help="folder with idx files (default: scikit-learn's digits)")
     parser.add_argument("--model", choices=("mlp", "cnn"), default="mlp", help="default: %(default)s")
@@ -145,6 +147,7 @@ def arguments():
 
 
 def main():
+    """Trains, and prints the test accuracy."""
     args = arguments()
     try:
         train, test = datasets(args.data)

@@ -38,6 +38,7 @@ def read(path):
 
 
 def vocabulary(pairs):
+    """The number of each word that is frequent enough."""
     counts = collections.Counter(word for _, words in pairs for word in words)
     known = [word for word, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if count > 1]
     return {word: i for i, word in enumerate(known, 3)}
@@ -55,6 +56,7 @@ def as_batch(pairs, numbers, longest):
 
 @pydist.no_grad()
 def accuracy(model, pairs, numbers, longest, rank, world):
+    """The fraction of sentences that the model classifies correctly. Each rank computes its part."""
     model.eval()
     counts = pydist.zeros(2, dtype=pydist.int64)
     mine = sorted(pairs, key=lambda pair: len(pair[1]))[rank::world]  # sentences of similar length together
@@ -67,6 +69,7 @@ def accuracy(model, pairs, numbers, longest, rank, world):
 
 
 def arguments():
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(prog="python -m pydist.examples.sentiment", description=__doc__.split("\n")[0])
     parser.add_argument("--data", metavar="DIR", required=True, help="folder with stsa.binary.train, .dev and .test")
     for name, value, text in (
@@ -84,6 +87,7 @@ def arguments():
 
 
 def main():
+    """Trains, and prints the test accuracy."""
     args = arguments()
     try:
         train, dev, test = (read(Path(args.data) / f"stsa.binary.{name}") for name in ("train", "dev", "test"))

@@ -23,7 +23,9 @@ def calculate_gain(nonlinearity, param=None):
             raise ValueError(f"negative_slope {param} not a valid number (expected an int or float)")
         return math.sqrt(2.0 / (1 + slope**2))
     if nonlinearity not in _GAINS:
-        raise ValueError(f"Unsupported nonlinearity {nonlinearity}")
+        raise ValueError(
+            f"Unsupported nonlinearity {nonlinearity} (expected a name such as 'relu', 'tanh' or 'leaky_relu')"
+        )
     return _GAINS[nonlinearity]
 
 
@@ -62,7 +64,9 @@ def ones_(tensor):
 def _calculate_fan_in_and_fan_out(tensor):
     """(inputs per output, outputs per input) of a weight [out, in, ...]."""
     if tensor.dim() < 2:
-        raise ValueError("Fan in and fan out can not be computed for tensor with fewer than 2 dimensions")
+        raise ValueError(
+            f"Fan in and fan out can not be computed for tensor with fewer than 2 dimensions, got {tensor.dim()}"
+        )
     field = math.prod(tensor.shape[2:])
     return tensor.shape[1] * field, tensor.shape[0] * field
 
@@ -131,7 +135,7 @@ def trunc_normal_(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0, generator=None):
 def eye_(tensor):
     """Fills a 2-dim tensor with the identity matrix, cut or padded with zeros. Raises ValueError for other tensors."""
     if tensor.dim() != 2:
-        raise ValueError("Only tensors with 2 dimensions are supported")
+        raise ValueError(f"Only tensors with 2 dimensions are supported, got {tensor.dim()}")
     with no_grad():
         rows, columns = tensor.shape
         return tensor.copy_(_C.arange(rows).unsqueeze(1) == _C.arange(columns))
@@ -141,9 +145,9 @@ def dirac_(tensor, groups=1):
     """Fills the weight of a convolution so that it passes as many channels of each group unchanged as there are. Raises
     ValueError unless the tensor has 3 to 5 dims and groups divides the first size."""
     if tensor.dim() not in (3, 4, 5):
-        raise ValueError("Only tensors with 3, 4, or 5 dimensions are supported")
+        raise ValueError(f"Only tensors with 3, 4, or 5 dimensions are supported, got {tensor.dim()}")
     if tensor.shape[0] % groups:
-        raise ValueError("dim 0 must be divisible by groups")
+        raise ValueError(f"dim 0 must be divisible by groups, got {tensor.shape[0]} and {groups}")
     each = tensor.shape[0] // groups
     middle = tuple(size // 2 for size in tensor.shape[2:])
     with no_grad():
@@ -158,7 +162,7 @@ def orthogonal_(tensor, gain=1, generator=None):
     """Fills the tensor with gain times a random (semi-)orthogonal matrix [first size, all others] (Saxe et al., 2014).
     Raises ValueError for fewer than 2 dims."""
     if tensor.dim() < 2:
-        raise ValueError("Only tensors with 2 or more dimensions are supported")
+        raise ValueError(f"Only tensors with 2 or more dimensions are supported, got {tensor.dim()}")
     if tensor.numel() == 0:
         return tensor
     import numpy as np
@@ -177,7 +181,7 @@ def sparse_(tensor, sparsity, std=0.01, generator=None):
     """Fills [rows, columns] from N(0, std^2) and sets the share `sparsity` of each column, rounded up, to 0 (Martens,
     2010). Raises ValueError unless the tensor has 2 dims."""
     if tensor.dim() != 2:
-        raise ValueError("Only tensors with 2 dimensions are supported")
+        raise ValueError(f"Only tensors with 2 dimensions are supported, got {tensor.dim()}")
     rows, columns = tensor.shape
     zeros = math.ceil(sparsity * rows)
     with no_grad():

@@ -15,7 +15,8 @@ def check_options(*options):
     top]."""
     for name, value, *top in options:
         if not (0.0 <= value and all(value <= limit for limit in top)):
-            raise ValueError(f"Invalid {name}: {value}")
+            wanted = f"0 to {top[0]}" if top else "0 or more"
+            raise ValueError(f"Invalid {name}: {value} (expected {wanted})")
 
 
 def rounding_options(stochastic_rounding):
@@ -64,7 +65,7 @@ def check_betas(betas):
     """Raises ValueError for the first beta outside [0, 1)."""
     for i, beta in enumerate(betas):
         if not 0.0 <= beta < 1.0:
-            raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+            raise ValueError(f"Invalid beta parameter at index {i}: {beta} (expected 0 to less than 1)")
 
 
 def adam_options(*, lr, betas, eps, weight_decay, **others):

@@ -138,7 +138,7 @@ class LBFGS(Optimizer):
         )
         super().__init__(params, defaults)
         if len(self.param_groups) != 1:
-            raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
+            raise ValueError("LBFGS doesn't support per-parameter options (expected one parameter group)")
 
     def _gradient(self):
         params = self.param_groups[0]["params"]

@@ -42,7 +42,10 @@ class Muon(SteppedOptimizer):
     ):
         check_options(("learning rate", lr), ("momentum value", momentum), ("weight_decay value", weight_decay))
         if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
-            raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
+            raise ValueError(
+                f"Adjust learning rate function {adjust_lr_fn} is not supported (expected 'original' or "
+                "'match_rms_adamw')"
+            )
         if len(ns_coefficients) != 3 or not 0 <= ns_steps < 100:
             raise ValueError(
                 f"Muon: got {len(ns_coefficients)} ns_coefficients and ns_steps {ns_steps} (expected 3, and fewer "

@@ -67,7 +67,7 @@ class Optimizer:
         self._make_private()
         groups = list(params)
         if not groups:
-            raise ValueError("optimizer got an empty parameter list")
+            raise ValueError("optimizer got an empty parameter list (expected at least one parameter)")
         for group in groups if isinstance(groups[0], dict) else [{"params": groups}]:
             self.add_param_group(group)
 
@@ -143,7 +143,7 @@ class Optimizer:
             if not isinstance(param, _C.Tensor):
                 raise TypeError(f"optimizer can only optimize Tensors, but one of the params is {type(param).__name__}")
             if not param.is_leaf:
-                raise ValueError("can't optimize a non-leaf Tensor")
+                raise ValueError("can't optimize a non-leaf Tensor (expected a leaf, such as a Parameter)")
         own = {id(p) for p in params}
         if len(own) != len(params):
             warnings.warn("optimizer contains a parameter group with duplicate parameters", stacklevel=4)
@@ -151,7 +151,7 @@ class Optimizer:
             if ("param_names" in param_group) != ("param_names" in group):
                 raise ValueError("all optimizer param groups should be with/without names")
             if not own.isdisjoint(id(p) for p in group["params"]):
-                raise ValueError("some parameters appear in more than one parameter group")
+                raise ValueError("some parameters appear in more than one parameter group (expected each in one group)")
 
     def zero_grad(self, set_to_none=True):
         """Sets all gradients to None, or to zeros with set_to_none=False."""
@@ -194,7 +194,9 @@ class Optimizer:
         """
         saved = deepcopy(state_dict["param_groups"])
         if len(saved) != len(self.param_groups):
-            raise ValueError("loaded state dict has a different number of parameter groups")
+            raise ValueError(
+                "loaded state dict has a different number of parameter groups (expected the optimizer's number)"
+            )
         if any(len(new["params"]) != len(old["params"]) for new, old in zip(saved, self.param_groups)):
             raise ValueError(
                 "loaded state dict contains a parameter group that doesn't match the size of optimizer's group"

@@ -40,7 +40,9 @@ class SGD(FusedOptimizer):
     ):
         check_options(("learning rate", lr), ("momentum value", momentum), ("weight_decay value", weight_decay))
         if nesterov and (momentum <= 0 or dampening != 0):
-            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+            raise ValueError(
+                f"Nesterov momentum requires a momentum and zero dampening, got {momentum} and {dampening}"
+            )
         defaults = dict(
             lr=lr,
             momentum=momentum,

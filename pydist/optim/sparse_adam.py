@@ -23,7 +23,7 @@ class SparseAdam(SteppedOptimizer):
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, maximize=False):
         for name, value in (("learning rate", lr), ("epsilon value", eps)):
             if not 0.0 < value:
-                raise ValueError(f"Invalid {name}: {value}")
+                raise ValueError(f"Invalid {name}: {value} (expected more than 0)")
         check_betas(betas)
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, maximize=maximize))
 

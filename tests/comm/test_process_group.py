@@ -166,8 +166,11 @@ def test_arguments_that_contradict_the_launcher(launch):
             except ValueError as error:
                 print(error)
     """)  # fmt: skip
-    assert lines(done)[0] == "[0] init_process_group: rank=1, but the launcher says RANK=0"
-    assert lines(done)[-1] == "[1] init_process_group: world_size=5, but the launcher says WORLD_SIZE=2"
+    assert lines(done)[0] == "[0] init_process_group: rank=1, but the launcher says RANK=0 (expected the same)"
+    assert (
+        lines(done)[-1]
+        == "[1] init_process_group: world_size=5, but the launcher says WORLD_SIZE=2 (expected the same)"
+    )
 
 
 def test_groups_can_be_made_again(launch):

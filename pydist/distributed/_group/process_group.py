@@ -262,7 +262,7 @@ def init_process_group(
         if rank not in (-1, None, own.rank) or world_size not in (-1, None, own.size):
             raise ValueError(
                 f"init_process_group: rank={rank}, world_size={world_size}, but this thread is rank {own.rank} of "
-                f"{own.size}"
+                f"{own.size} (expected the same)"
             )
         return
     transport = place = None

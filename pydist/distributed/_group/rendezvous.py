@@ -106,7 +106,9 @@ def who(init_method, world_size, rank):
             said = mpirun.rank if name == "rank" else mpirun.world
         given = asked.get(name) if given is None else given
         if given is not None and said is not None and given != said and "PYDIST_CONTROL" in os.environ:
-            raise ValueError(f"init_process_group: {name}={given}, but the launcher says {variable}={said}")
+            raise ValueError(
+                f"init_process_group: {name}={given}, but the launcher says {variable}={said} (expected the same)"
+            )
         found.append(said if given is None else given)
     rank, world = found
     world = 1 if world is None else world
@@ -235,7 +237,7 @@ def find_mpi_place(path, world_size, rank):
     real_rank, real_world, name = _C.mpi_open(path)
     for what, given, real in (("rank", rank, real_rank), ("world_size", world_size, real_world)):
         if _argument(what, given) not in (None, real):
-            raise ValueError(f"init_process_group: {what}={given}, but MPI says {real}")
+            raise ValueError(f"init_process_group: {what}={given}, but MPI says {real} (expected the same)")
     start = started()
     if start and start.world != real_world:
         raise RuntimeError(

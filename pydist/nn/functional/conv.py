@@ -20,7 +20,7 @@ def conv_padding(padding, kernel, stride, dilation):
     if padding != "same":
         raise ValueError(f"Invalid padding string {padding!r}, should be one of 'valid', 'same'")
     if any(s != 1 for s in sizes_of("stride", stride, count)):
-        raise ValueError("padding='same' is not supported for strided convolutions")
+        raise ValueError("padding='same' is not supported for strided convolutions (expected stride 1)")
     total = [d * (k - 1) for d, k in zip(sizes_of("dilation", dilation, count), kernel)]
     return tuple((t + 1) // 2 for t in total), tuple(t % 2 for t in total)
 
@@ -85,7 +85,9 @@ def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     depth = (x.shape[2] - dilation[0] * (taps - 1) - 1) // stride[0] + 1
     if depth < 1 or taps < 1:
         shapes = f"{tuple(input.shape)} and {tuple(weight.shape)}"
-        raise _C.ShapeError(f"conv3d: the kernel does not fit into the input: {shapes}")
+        raise _C.ShapeError(
+            f"conv3d: the kernel does not fit into the input: {shapes} (expected an input at least as large)"
+        )
     y = None
     for t in range(taps):  # a sum of 2-D convolutions, with all planes as one batch
         start = t * dilation[0]
@@ -146,7 +148,9 @@ def conv_transpose3d(input, weight, bias=None, stride=1, padding=0, output_paddi
         or any(m < 0 or m >= max(s, d) for m, s, d in zip(more, stride, dilation))
     ):
         raise ValueError(
-            f"conv_transpose3d: stride {stride}, padding {padding}, output_padding {more}, dilation {dilation}"
+            f"conv_transpose3d: stride {stride}, padding {padding}, output_padding {more}, dilation {dilation} "
+            "(expected stride and dilation of at least 1, padding of at least 0, output_padding below stride or "
+            "dilation)"
         )
     n, depth, taps = x.shape[0], x.shape[2], weight.shape[2]
     full = (depth - 1) * stride[0] + dilation[0] * (taps - 1) + more[0] + 1

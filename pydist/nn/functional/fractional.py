@@ -27,7 +27,7 @@ def _begins(samples, size, out, kernel):
 def _sizes_out(name, sizes, kernel, output_size, output_ratio):
     dims = len(sizes)
     if (output_size is None) == (output_ratio is None):
-        raise ValueError(f"{name} requires specifying either an output_size or an output_ratio")
+        raise ValueError(f"{name} requires specifying either an output_size or an output_ratio (expected one of them)")
     if output_size is not None:
         out = sizes_of("output_size", output_size, dims)
     else:

@@ -116,7 +116,9 @@ def avg_pool3d(
     k, p = sizes_of("kernel_size", kernel_size, 3), sizes_of("padding", padding, 3)
     s = k if stride is None else sizes_of("stride", stride, 3)
     if any(n < size for n, size in zip(input.shape[-3:], k)):
-        raise _C.ShapeError(f"avg_pool3d: a window of {k} does not fit into the input {tuple(input.shape)}")
+        raise _C.ShapeError(
+            f"avg_pool3d: a window of {k} does not fit into the input {tuple(input.shape)} (expected at most its size)"
+        )
     by = None if divisor_override is None else 1
     means = _planes_then_depth(
         input,

@@ -46,7 +46,7 @@ def embedding_bag(
     """The "mean", "sum" or "max" of the rows of weight in each bag of indices: a row of input[bags, n], or the part of
     the vector input between two offsets. Empty bags give zeros; padding_idx does not count. See nn.EmbeddingBag."""
     if mode not in ("mean", "sum", "max"):
-        raise ValueError("mode has to be one of sum, mean or max")
+        raise ValueError(f"embedding_bag: mode has to be one of sum, mean or max, got {mode!r}")
     if per_sample_weights is not None and mode != "sum":
         raise NotImplementedError(
             f"embedding_bag: per_sample_weights was not None. per_sample_weights is only supported for mode='sum' (got mode='{mode}')."
@@ -54,7 +54,8 @@ def embedding_bag(
     if input.dim() == 2:
         if offsets is not None:
             raise ValueError(
-                "if input is 2D, then offsets has to be None, as input is treated is a mini-batch of fixed length sequences."
+                "if input is 2D, then offsets has to be None, as input is treated as a mini-batch of fixed length "
+                "sequences."
             )
         bags, each = input.shape
         offsets = _C.arange(0, bags * each, each) if each else _C.zeros(bags, dtype=_C.int64)

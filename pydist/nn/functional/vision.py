@@ -24,11 +24,12 @@ def _target(input, size, scale_factor, recompute):
     given = tuple(given) if isinstance(given, (tuple, list)) else (given,) * dims
     if len(given) != dims:
         raise ValueError(
-            f"interpolate: {len(given)} numbers in {'size' if scale_factor is None else 'scale_factor'} for {dims} dimensions"
+            f"interpolate: {len(given)} numbers in {'size' if scale_factor is None else 'scale_factor'} for {dims} "
+            f"dimensions (expected {dims} numbers)"
         )
     if scale_factor is None:
         if recompute:
-            raise ValueError("recompute_scale_factor is not meaningful with an explicit size")
+            raise ValueError("recompute_scale_factor is not meaningful with an explicit size (expected scale_factor)")
         return tuple(int(n) for n in given), (0.0,) * dims
     if not all(0 < float(f) < math.inf for f in given):
         raise _C.ShapeError(f"interpolate: scale_factor is {scale_factor} (expected more than 0)")
@@ -161,7 +162,10 @@ def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corner
     Q, 3]. mode: "bilinear", "nearest" or "bicubic" (images only). padding_mode for positions outside: "zeros", "border"
     (its nearest element) or "reflection"."""
     if mode not in ("bilinear", "nearest", "bicubic") or padding_mode not in ("zeros", "border", "reflection"):
-        raise ValueError(f"grid_sample: mode {mode!r}, padding_mode {padding_mode!r}")
+        raise ValueError(
+            f"grid_sample: mode is {mode!r}, padding_mode is {padding_mode!r} (expected bilinear, nearest or "
+            "bicubic, and zeros, border or reflection)"
+        )
     dims = input.dim() - 2
     if (
         dims not in (2, 3)

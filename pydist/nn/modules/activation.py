@@ -116,7 +116,7 @@ class Hardtanh(_InPlace):
         min_val = min_val if min_value is None else min_value  # the deprecated names of min_val and max_val
         max_val = max_val if max_value is None else max_value
         if max_val <= min_val:
-            raise ValueError("max_val must be larger than min_val")
+            raise ValueError(f"max_val must be larger than min_val, got {max_val} and {min_val}")
         self.min_val = min_val
         self.max_val = max_val
 

@@ -32,7 +32,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         super().__init__()
         cutoffs, kind = list(cutoffs), {"device": device, "dtype": dtype}
         if not cutoffs:
-            raise ValueError("cutoffs should be a sequence of length larger than 0")
+            raise ValueError(f"cutoffs should be a sequence of length larger than 0, got {cutoffs}")
         whole = all(int(c) == c for c in cutoffs)
         if not whole or cutoffs != sorted(set(cutoffs)) or cutoffs[0] <= 0 or cutoffs[-1] > n_classes - 1:
             raise ValueError(

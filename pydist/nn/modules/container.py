@@ -14,7 +14,7 @@ class _Ordered(Module):
     def _name_of(self, index):
         size = len(self._modules)
         if not -size <= index < size:
-            raise IndexError(f"index {index} is out of range for {size} modules")
+            raise IndexError(f"index {index} is out of range for {size} modules (expected {-size} to {size - 1})")
         return next(islice(self._modules, index % size, None))
 
     def _renumber(self, modules):
@@ -105,7 +105,7 @@ class Sequential(_Ordered):
         if not isinstance(times, int):
             return NotImplemented
         if times <= 0:
-            raise ValueError(f"Non-positive multiplication factor {times} for {type(self)}")
+            raise ValueError(f"Non-positive multiplication factor {times} for {type(self)} (expected at least 1)")
         return Sequential(*list(self) * times)
 
     __rmul__ = __mul__
@@ -167,7 +167,7 @@ def _pairs(kind, source):
         return
     for i, pair in enumerate(source):
         if not isinstance(pair, Iterable):
-            raise TypeError(f"{kind} update sequence element #{i} should be Iterable; is{type(pair).__name__}")
+            raise TypeError(f"{kind} update sequence element #{i} should be Iterable; is {type(pair).__name__}")
         if len(pair) != 2:
             raise ValueError(f"{kind} update sequence element #{i} has length {len(pair)}; 2 is required")
         yield pair

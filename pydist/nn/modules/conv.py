@@ -35,9 +35,9 @@ class _Conv(Module):
         if groups <= 0:
             raise ValueError("groups must be a positive integer, got {groups}")
         if in_channels % groups != 0:
-            raise ValueError("in_channels must be divisible by groups")
+            raise ValueError(f"in_channels must be divisible by groups, got {in_channels} and {groups}")
         if out_channels % groups != 0:
-            raise ValueError("out_channels must be divisible by groups")
+            raise ValueError(f"out_channels must be divisible by groups, got {out_channels} and {groups}")
         if padding_mode not in ("zeros", "reflect", "replicate", "circular"):
             raise ValueError(
                 f"padding_mode must be zeros, reflect, replicate or circular, but got padding_mode='{padding_mode}'"

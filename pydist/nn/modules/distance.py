@@ -91,7 +91,7 @@ class MultiMarginLoss(_Loss):
     def __init__(self, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
         super().__init__(size_average, reduce, reduction)
         if p not in (1, 2):
-            raise ValueError("only p == 1 and p == 2 supported")
+            raise ValueError(f"MultiMarginLoss: only p == 1 and p == 2 supported, got {p}")
         self.register_buffer("weight", weight)
         self.p = p
         self.margin = margin

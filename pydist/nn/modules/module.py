@@ -340,7 +340,7 @@ class Module:
         """Replaces the module at a dotted path. Raises AttributeError if there is none; the last part of the path may
         be new unless `strict`."""
         if not target:
-            raise ValueError("Cannot set the submodule without a target name!")
+            raise ValueError("Cannot set the submodule without a target name! (expected a dotted path)")
         if strict:
             self._get_along(target)
         path, _, name = target.rpartition(".")

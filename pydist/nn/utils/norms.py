@@ -56,7 +56,9 @@ class _Hook:
             raise RuntimeError(f"Cannot register two {self.what} hooks on the same parameter {self.name}")
         weight = module._parameters.get(self.name)
         if weight is None:
-            raise ValueError(f"{self.what}: {type(module).__name__} has no parameter {self.name!r}")
+            raise ValueError(
+                f"{self.what}: {type(module).__name__} has no parameter {self.name!r} (expected the name of one)"
+            )
         del module._parameters[self.name]
         return weight
 

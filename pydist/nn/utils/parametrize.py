@@ -136,7 +136,10 @@ def register_parametrization(module, tensor_name, parametrization, *, unsafe=Fal
         before = getattr(module, tensor_name)
         made = before if unsafe else parametrization(before)
         if made.dtype is not before.dtype or made.shape != before.shape:
-            raise ValueError("Registering a parametrization may not change dtype or shape of the tensor")
+            raise ValueError(
+                "Registering a parametrization may not change dtype or shape of the tensor (expected equal ones, "
+                "or unsafe=True)"
+            )
         if hasattr(parametrization, "right_inverse"):
             with no_grad():
                 chain.right_inverse(parametrization.right_inverse(before.detach()))
@@ -166,7 +169,10 @@ def remove_parametrizations(module, tensor_name, leave_parametrized=True):
         raise ValueError(f"Module {type(module).__name__} does not have a parametrization on {tensor_name}")
     chain = module.parametrizations[tensor_name]
     if not leave_parametrized and not chain.is_tensor:
-        raise ValueError("Cannot leave unparametrized a tensor parametrized in terms of a sequence of tensors.")
+        raise ValueError(
+            "Cannot leave unparametrized a tensor parametrized in terms of a sequence of tensors (expected "
+            "leave_parametrized=True)."
+        )
     original = getattr(chain, chain._names()[0])
     if leave_parametrized:
         with no_grad():

@@ -14,7 +14,7 @@ class _Composed(LRScheduler):
         self.optimizer = schedulers[0].optimizer if optimizer is None else optimizer
         for i, scheduler in enumerate(schedulers):
             if not hasattr(scheduler, "optimizer"):
-                raise TypeError(f"{name} at index {i} should have `optimizer` as its attribute.")
+                raise TypeError(f"{name} at index {i} should have `optimizer` as its attribute (expected a scheduler).")
             if isinstance(scheduler, ReduceLROnPlateau):
                 raise ValueError(f"{name} does not support `ReduceLROnPlateau`, which needs a metric, at index {i}")
             if scheduler.optimizer is not self.optimizer:

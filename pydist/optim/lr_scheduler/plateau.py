@@ -29,7 +29,7 @@ class ReduceLROnPlateau(LRScheduler):
         if factor >= 1.0:
             raise ValueError(f"Factor should be < 1.0, got {factor}.")
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
+            raise TypeError(f"{type(optimizer).__name__} is not an Optimizer (expected one)")
         if mode not in ("min", "max"):
             raise ValueError(f"mode {mode} is unknown! (expected 'min' or 'max')")
         if threshold_mode not in ("rel", "abs"):

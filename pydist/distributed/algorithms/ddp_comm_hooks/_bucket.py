@@ -58,6 +58,7 @@ class PythonHook:
             self.buckets.append((*reducer.bucket(b), [params[row[0]] for row in rows]))
 
     def start(self, b):
+        """Calls the hook for bucket b. Returns its Future."""
         buffer, gradients, params = self.buckets[b]
         bucket = GradBucket(b, buffer, gradients, params, b == len(self.buckets) - 1)
         future = self.hook(self.state, bucket)
@@ -66,6 +67,7 @@ class PythonHook:
         return future
 
     def finish(self, b, future):
+        """Waits for the Future and copies its value into bucket b."""
         result = future.wait()
         if isinstance(result, (list, tuple)) and len(result) == 1:
             result = result[0]
