@@ -77,7 +77,7 @@ def main():
     finally:
         shutil.rmtree(work, ignore_errors=True)
     for name, why in left_out.items():
-        print(f"docs: {name} is left out: {why}", file=sys.stderr)
+        print(f"docs: left out: {name}: {why}", file=sys.stderr)
     print(f"docs: {out / 'index.html'}")
 
 
