@@ -233,9 +233,9 @@ dist.recv_object_list([None], 1 - dist.get_rank())
             assert job.stdout.readline() == b"here\n"
         time.sleep(0.1)
         code, lines = attached(port)
-        assert code == 1 and lines[0].startswith("problem: hang: ranks 0-1 wait for each other: rank 0: it waits"), (
-            lines
-        )
+        assert code == 1 and lines[0].startswith(
+            "problem: hang: ranks 0-1 wait for each other: rank 0: it has been waiting"
+        ), lines
     finally:
         for job in jobs:
             job.kill()
