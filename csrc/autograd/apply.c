@@ -276,7 +276,7 @@ static pd_status move_inputs(pd_tensor *const *in, int nin, const pd_device *d, 
     for (int i = 0; i < nin; i++) {
         moved[i] = in[i];
         if (!in[i] || in[i]->storage->device == d) continue;
-        PD_TRY(pd_engine.move(in[i], d, false, &own[i]));
+        PD_TRY(pd_engine.move(in[i], d, PD_NO_WAIT, &own[i]));
         moved[i] = own[i];
     }
     return PD_OK;

@@ -197,7 +197,7 @@ typedef struct pd_engine_ops {
     pd_status (*ones_like)(pd_tensor *t, pd_tensor **out);
     pd_status (*zeros_like)(pd_tensor *t, pd_tensor **out);
     /* copies to another device and keeps dense strides; recorded */
-    pd_status (*move)(pd_tensor *t, const pd_device *to, bool wait, pd_tensor **out);
+    pd_status (*move)(pd_tensor *t, const pd_device *to, pd_copy_wait wait, pd_tensor **out);
     /* a view of t's storage with the geometry of `like`; recorded */
     pd_status (*as_strided)(pd_tensor *t, const pd_tensor *like, pd_tensor **out);
 } pd_engine_ops;

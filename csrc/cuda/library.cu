@@ -69,6 +69,10 @@ static int use(int device, void *stream) {
     pd_cuda_stream_now = (cudaStream_t)stream;
     return cudaSetDevice(device);
 }
+static int at(int device, int *was) {
+    cudaError_t error = cudaGetDevice(was);
+    return error || *was == device ? error : cudaSetDevice(device);
+}
 static int failed(void) { return cudaGetLastError(); }
 static int wait(void) { return cudaDeviceSynchronize(); }
 static int memory(size_t *left, size_t *total) { return cudaMemGetInfo(left, total); }
@@ -80,13 +84,14 @@ static int copy(void *to, const void *from, size_t bytes, void *stream) {
     return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, (cudaStream_t)stream);
 }
 
-/* *out: whether the work that `error` is about is done. That it is not done yet is no error. */
+/* *out: whether the work that `error` is about is done. That it is not done yet is no error, even if CUDA keeps it as one. */
 static int done(cudaError_t error, bool *out) {
     *out = error == cudaSuccess;
-    return error == cudaErrorNotReady ? 0 : error;
+    if (error != cudaErrorNotReady) return error;
+    if (cudaPeekAtLastError() == cudaErrorNotReady) cudaGetLastError();
+    return 0;
 }
 static int stream_new(void **out, int priority) { return cudaStreamCreateWithPriority((cudaStream_t *)out, cudaStreamNonBlocking, priority); }
-static int stream_free(void *s) { return cudaStreamDestroy((cudaStream_t)s); }
 static int stream_wait(void *s) { return cudaStreamSynchronize((cudaStream_t)s); }
 static int stream_done(void *s, bool *out) { return done(cudaStreamQuery((cudaStream_t)s), out); }
 static int stream_after(void *s, void *event) { return cudaStreamWaitEvent((cudaStream_t)s, (cudaEvent_t)event, 0); }
@@ -137,7 +142,7 @@ static void mark(const char *) {}
 #endif
 extern "C" __attribute__((visibility("default"))) const pd_cuda_library pd_cuda_library_of_pydist;
 const pd_cuda_library pd_cuda_library_of_pydist = {
-    PD_KERNELS_LAYOUT, PD_CUDA_BUILT, &table, start, text, count, properties, use, failed, bad_index, wait, memory, take, give, pin, unpin, copy,
-    stream_new, stream_free, stream_wait, stream_done, stream_after, event_new, event_free, event_record, event_wait, event_done, event_between,
+    PD_CUDA_LAYOUT, PD_CUDA_BUILT, &table, start, text, count, properties, use, at, failed, bad_index, wait, memory, take, give, pin, unpin, copy,
+    stream_new, stream_wait, stream_done, stream_after, event_new, event_free, event_record, event_wait, event_done, event_between,
     capture_begin, capture_end, capturing, graph_launch, graph_free, range_push, range_pop, mark,
 };

@@ -4,6 +4,8 @@
 #include "device/cache.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
 
 #include "base/mem.h"
 
@@ -15,10 +17,10 @@ enum {
     LOOK = 16 /* how many blocks of a bin, which may be too small, are looked at before a larger bin is used */
 };
 
-/* Another stream that uses a block. Once the block is freed or the stream is gone, the event after which the use
-   ends. */
+/* Another stream that uses a block. Once the block is freed, the event after which the use ends. */
 typedef struct use {
     void *stream, *event;
+    bool later; /* freed while the stream was captured, where events cannot be asked: recorded after the capture */
     struct use *next;
 } use;
 
@@ -44,17 +46,34 @@ typedef struct arena {
     uint64_t filled[BINS / 64];
 } arena;
 
+/* A pool whose graphs are gone. */
+typedef struct ended {
+    int64_t pool;
+    struct ended *next;
+    int n;
+    void *streams[]; /* those that the graphs were launched in */
+} ended;
+
 struct pd_cache {
     pthread_mutex_t lock;
     const pd_cuda_library *lib;
+    int index;
     const char *device;
     arena *arenas;
     block *used[BUCKETS];
     block *waiting; /* freed, but still used by other streams */
     int64_t pools, pool; /* how many pools were made; the open one */
-    void *pool_stream;
+    ended *ended;        /* pools whose graphs died while one was open */
     pd_cache_stats stats;
 };
+
+static atomic_int open_pools; /* of all devices */
+
+/* Whether the stream is being captured. */
+static bool captures(const pd_cache *c, void *stream) {
+    bool yes = false;
+    return stream && atomic_load_explicit(&open_pools, memory_order_relaxed) && !c->lib->capturing(stream, &yes) && yes;
+}
 
 static int bin_of(size_t bytes) { /* the bin in which a block of so many bytes is kept */
     int e = 63 - __builtin_clzll(bytes);
@@ -127,11 +146,60 @@ static void let_go(block *b) {
     put_free(b);
 }
 
+/* ---- waiting for streams ----------------------------------------------------------------------------------------- */
+
+/* *event: a [new] event after the stream's work so far. Returns CUDA's error. */
+static int event_behind(pd_cache *c, void *stream, void **event) {
+    int was, error = c->lib->at(c->index, &was);
+    if (error) return error;
+    error = c->lib->event_new(event, false);
+    if (!error && (error = c->lib->event_record(*event, stream))) {
+        c->lib->event_free(*event);
+        *event = NULL;
+    }
+    c->lib->at(was, &was);
+    return error;
+}
+
+/* Waits for the whole device, if an event cannot be made. Not while a pool is open: that would break its capture. */
+static void wait(pd_cache *c) {
+    int was;
+    c->lib->failed(); /* clears the error, or the next launch would be blamed */
+    if (c->lib->at(c->index, &was)) return;
+    c->lib->wait();
+    c->lib->at(was, &was);
+}
+
+static void note(pd_cache *c, use *u) {
+    if (u->event) return;
+    u->later = captures(c, u->stream);
+    if (u->later || !event_behind(c, u->stream, &u->event)) return;
+    c->lib->failed();
+    u->later = c->pool != 0;
+    if (!u->later) wait(c);
+}
+
+/* Makes later work of `next` wait for the work of `stream` so far. */
+static void order(pd_cache *c, void *stream, void *next) {
+    void *event;
+    int error = event_behind(c, stream, &event);
+    if (!error) {
+        error = c->lib->stream_after(next, event);
+        c->lib->event_free(event);
+    }
+    if (error) wait(c);
+}
+
 /* Whether all streams that used a freed block are done with it. */
 static bool is_idle(pd_cache *c, block *b) {
-    for (bool done = true; b->uses && done;) {
+    for (bool done = true; b->uses;) {
         use *u = b->uses;
-        if (u->event && (c->lib->event_done(u->event, &done) || !done)) return false;
+        if (u->later) return false;
+        if (u->event && c->lib->event_done(u->event, &done)) {
+            c->lib->failed();
+            return false;
+        }
+        if (!done) return false;
         if (u->event) c->lib->event_free(u->event);
         b->uses = u->next;
         pd_free(u);
@@ -185,9 +253,8 @@ static pd_status grow(pd_cache *c, arena *a, size_t bytes, block **out) {
     void *p = NULL;
     PD_TRY(pd_calloc(sizeof *b, "tensor", &b));
     int error = pd_fault_hit() ? 2 : c->lib->take(&p, size);
-    if (error && !pd_fault_armed(PD_FAULT_MALLOC)) {
-        c->lib->failed(); /* clears the error, or the next launch would be blamed */
-        c->lib->wait();
+    if (error && !c->pool && !pd_fault_armed(PD_FAULT_MALLOC)) {
+        wait(c);
         give_back(c);
         c->stats.retries++;
         error = c->lib->take(&p, size);
@@ -221,7 +288,13 @@ static pd_status cut(block *b, size_t bytes) {
 
 static pd_status alloc(pd_cache *c, void *stream, size_t bytes, void **out) {
     arena *a;
-    PD_TRY(arena_of(c, stream, bytes <= MIB, c->pool && stream == c->pool_stream ? c->pool : 0, &a));
+    bool captured = captures(c, stream);
+    if (captured && !c->pool)
+        return pd_fail(PD_E_RUNTIME,
+                       "tensor: a stream of %s takes part in the capture of another device's graph, which has no "
+                       "memory there (expected streams of one device)",
+                       c->device);
+    PD_TRY(arena_of(c, stream, bytes <= MIB, captured ? c->pool : 0, &a));
     if (c->waiting) reap(c);
     block *b = find(a, bytes);
     if (!b) PD_TRY(grow(c, a, bytes, &b));
@@ -255,24 +328,6 @@ static block **find_used(pd_cache *c, const void *p) {
     return at;
 }
 
-static void note(pd_cache *c, use *u) {
-    if (u->event || !(c->lib->event_new(&u->event, false) || c->lib->event_record(u->event, u->stream))) return;
-    c->lib->failed();
-    c->lib->wait(); /* waits for the whole device */
-}
-
-void pd_cache_forget(pd_cache *c, void *stream) {
-    pthread_mutex_lock(&c->lock);
-    for (int k = 0; k < BUCKETS; k++)
-        for (block *b = c->used[k]; b; b = b->next)
-            for (use *u = b->uses; u; u = u->next) {
-                if (u->stream != stream) continue;
-                note(c, u);
-                u->stream = NULL; /* a new stream may get the same address */
-            }
-    pthread_mutex_unlock(&c->lock);
-}
-
 void pd_cache_free(pd_cache *c, void *p) {
     pthread_mutex_lock(&c->lock);
     block **at = find_used(c, p), *b = *at;
@@ -304,13 +359,13 @@ pd_status pd_cache_record(pd_cache *c, const void *p, void *stream) {
 
 /* ---- pools ------------------------------------------------------------------------------------------------------- */
 
-pd_status pd_cache_pool_begin(pd_cache *c, void *stream, int64_t *pool) {
+pd_status pd_cache_pool_begin(pd_cache *c, int64_t *pool) {
     pthread_mutex_lock(&c->lock);
     bool open = c->pool != 0;
     if (!open) {
         if (!*pool) *pool = ++c->pools;
         c->pool = *pool;
-        c->pool_stream = stream;
+        atomic_fetch_add_explicit(&open_pools, 1, memory_order_relaxed);
     }
     pthread_mutex_unlock(&c->lock);
     return open ? pd_fail(PD_E_RUNTIME, "CUDAGraph: another graph is being captured on %s (expected one at a time)",
@@ -318,48 +373,109 @@ pd_status pd_cache_pool_begin(pd_cache *c, void *stream, int64_t *pool) {
                 : PD_OK;
 }
 
-void pd_cache_pool_end(pd_cache *c) {
-    pthread_mutex_lock(&c->lock);
-    c->pool = 0;
-    pthread_mutex_unlock(&c->lock);
+/* Notes that the streams of the graphs use b, too. */
+static pd_status use_by(block *b, const ended *e) {
+    for (int i = 0; i < e->n; i++) {
+        use *u;
+        PD_TRY(pd_calloc(sizeof *u, "CUDAGraph", &u));
+        *u = (use){.stream = e->streams[i], .next = b->uses};
+        b->uses = u;
+    }
+    return PD_OK;
 }
 
-/* Moves every block of arena a to arena b. */
-static void move_blocks(pd_cache *c, arena *a, arena *b) {
+/* Moves every block of arena a to arena b. When a tensor that is alive now is freed, its block waits for the graphs'
+   streams. */
+static pd_status move_blocks(pd_cache *c, arena *a, arena *b, const ended *e) {
+    for (int k = 0; k < BUCKETS; k++)
+        for (block *x = c->used[k]; x; x = x->next)
+            if (x->arena == a) PD_TRY(use_by(x, e));
+    for (int k = 0; k < BUCKETS; k++)
+        for (block *x = c->used[k]; x; x = x->next)
+            if (x->arena == a) x->arena = b;
+    for (block *x = c->waiting; x; x = x->next)
+        if (x->arena == a) x->arena = b;
     for (int k = 0; k < BINS; k++)
         for (block *x; (x = a->bins[k]);) {
             take_free(x);
             x->arena = b;
             put_free(x);
         }
-    for (int k = 0; k < BUCKETS; k++)
-        for (block *x = c->used[k]; x; x = x->next)
-            if (x->arena == a) x->arena = b;
-    for (block *x = c->waiting; x; x = x->next)
-        if (x->arena == a) x->arena = b;
+    return PD_OK;
 }
 
-void pd_cache_pool_free(pd_cache *c, int64_t pool) {
-    pthread_mutex_lock(&c->lock);
-    for (arena **at = &c->arenas, *a, *b; (a = *at);) {
-        if (a->pool != pool || arena_of(c, a->stream, a->small, 0, &b)) {
+/* Gives the memory of a pool to everybody. If it runs out of memory, the rest of the pool is lost. */
+static pd_status dissolve(pd_cache *c, const ended *e) {
+    arena *b;
+    for (arena **at = &c->arenas, *a; (a = *at);) {
+        if (a->pool != e->pool) {
             at = &a->next;
             continue;
         }
-        move_blocks(c, a, b);
+        PD_TRY(arena_of(c, a->stream, a->small, 0, &b));
+        for (int i = 0; i < e->n; i++)
+            if (e->streams[i] != a->stream) order(c, e->streams[i], a->stream);
+        PD_TRY(move_blocks(c, a, b, e));
         for (at = &c->arenas; *at != a;) at = &(*at)->next; /* a new arena may be in front of it */
         *at = a->next;
         pd_free(a);
     }
+    return PD_OK;
+}
+
+pd_status pd_cache_pool_free(pd_cache *c, int64_t pool, void *const *streams, int n) {
+    ended *e;
+    PD_TRY(pd_calloc(sizeof *e + (size_t)n * sizeof *streams, "CUDAGraph", &e));
+    e->pool = pool;
+    e->n = n;
+    if (n) memcpy(e->streams, streams, (size_t)n * sizeof *streams);
+    pthread_mutex_lock(&c->lock);
+    bool now = !c->pool;
+    pd_status status = now ? dissolve(c, e) : PD_OK;
+    if (!now) { /* its streams may be in the capture that is under way */
+        e->next = c->ended;
+        c->ended = e;
+    }
     pthread_mutex_unlock(&c->lock);
+    if (now) pd_free(e);
+    return PD_TRAIL(status);
+}
+
+pd_status pd_cache_pool_end(pd_cache *c) {
+    pd_status status = PD_OK;
+    pthread_mutex_lock(&c->lock);
+    c->pool = 0;
+    atomic_fetch_sub_explicit(&open_pools, 1, memory_order_relaxed);
+    for (block *b = c->waiting; b; b = b->next)
+        for (use *u = b->uses; u; u = u->next)
+            if (u->later) note(c, u);
+    for (ended *e; (e = c->ended);) {
+        c->ended = e->next;
+        PD_THEN(dissolve(c, e));
+        pd_free(e);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return PD_TRAIL(status);
+}
+
+bool pd_cache_pool_is_open(pd_cache *c) {
+    pthread_mutex_lock(&c->lock);
+    bool open = c->pool != 0;
+    pthread_mutex_unlock(&c->lock);
+    return open;
 }
 
 void pd_cache_trim(pd_cache *c) {
     pthread_mutex_lock(&c->lock);
-    c->lib->wait();
-    give_back(c);
+    if (!c->pool) {
+        wait(c);
+        give_back(c);
+    }
     pthread_mutex_unlock(&c->lock);
 }
+
+void pd_cache_lock(pd_cache *c) { pthread_mutex_lock(&c->lock); }
+void pd_cache_unlock(pd_cache *c) { pthread_mutex_unlock(&c->lock); }
 
 pd_cache_stats pd_cache_read(pd_cache *c) {
     pthread_mutex_lock(&c->lock);
@@ -375,10 +491,11 @@ void pd_cache_reset_most(pd_cache *c) {
     pthread_mutex_unlock(&c->lock);
 }
 
-pd_status pd_cache_new(const pd_cuda_library *lib, const char *device, pd_cache **out) {
+pd_status pd_cache_new(const pd_cuda_library *lib, int index, const char *device, pd_cache **out) {
     PD_TRY(pd_calloc(sizeof **out, "tensor", out));
     pthread_mutex_init(&(*out)->lock, NULL);
     (*out)->lib = lib;
+    (*out)->index = index;
     (*out)->device = device;
     return PD_OK;
 }

@@ -7,11 +7,19 @@
 #include <unistd.h>
 
 #include "base/flags.h"
+#include "base/host.h"
 #include "base/mem.h"
 
-enum { HELD = 16 };
+enum { HELD = 16, LONG = 1 << 20 /* bytes: a copy of so many takes longer than giving up the host's lock */ };
 
 /* ---- the library ------------------------------------------------------------------------------------------------- */
+
+typedef struct stream {
+    void *cuda;
+    int device, priority;
+    bool taken;
+    struct stream *next;
+} stream;
 
 typedef size_t (*entry)(void); /* stands for any entry; size_t, so that scratch sizes are 0 */
 
@@ -26,6 +34,7 @@ static struct {
     pd_device devices[PD_CUDA_DEVICES];
     char names[PD_CUDA_DEVICES][20];
     pd_cache *caches[PD_CUDA_DEVICES];
+    stream *streams;
 } cuda = {.why = "not asked yet"};
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -68,10 +77,22 @@ static void *room(size_t bytes) {
     return p;
 }
 
-static void after_fork(void) {
-    cuda.forked = true;
-    here.used = 0;
+static void before_fork(void) {
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < PD_CUDA_DEVICES; i++)
+        if (cuda.caches[i]) pd_cache_lock(cuda.caches[i]);
 }
+static void after_fork(void) {
+    for (int i = PD_CUDA_DEVICES - 1; i >= 0; i--)
+        if (cuda.caches[i]) pd_cache_unlock(cuda.caches[i]);
+    pthread_mutex_unlock(&lock);
+}
+static void in_child(void) {
+    after_fork();
+    cuda.forked = true;
+    here.used = here.nheld = 0;
+}
+bool pd_cuda_forked(void) { return cuda.forked; }
 
 static bool usable(const pd_cuda_library *lib) {
     if (!lib) snprintf(cuda.why, sizeof cuda.why, "%s", dlerror());
@@ -119,7 +140,7 @@ static void open_library(void) {
     if (cuda.count > PD_CUDA_DEVICES) cuda.count = PD_CUDA_DEVICES;
     *cuda.why = 0;
     lib->start(&host);
-    pthread_atfork(NULL, NULL, after_fork);
+    pthread_atfork(before_fork, after_fork, in_child);
 }
 
 const pd_cuda_library *pd_cuda_open(void) {
@@ -168,7 +189,7 @@ static pd_status alloc(const pd_device *d, size_t bytes, void **out) {
 
 static void release(const pd_device *d, void *p, size_t bytes) {
     (void)bytes;
-    pd_cache_free(cuda.caches[d->index], p);
+    if (!cuda.forked) pd_cache_free(cuda.caches[d->index], p);
 }
 
 /* Frees them while launches that use them are still under way: the next user comes after those, on the same stream. */
@@ -195,11 +216,23 @@ static pd_status check(const pd_device *d, const char *op) {
     here.refused = PD_OK;
     if (refused) return pd_fail(refused, "%s: %s (the tensors are on %s)", op, here.text, d->name);
     int error = cuda.lib->failed();
-    if (!error && pd_flags_get()->SYNC && !pd_cuda_capturing(d)) error = cuda.lib->wait();
+    if (!error && pd_flags_get()->SYNC && !pd_cuda_capturing(d)) error = cuda.lib->stream_wait(here.streams[d->index]);
     return error ? pd_cuda_result(op, error) : complaint();
 }
 
-static pd_status copy(const pd_device *d, pd_transfer way, void *to, const void *from, size_t bytes, bool wait) {
+/* Gives the lock up around the copy, too: CUDA waits there if the host's memory is not pinned. */
+static int copy_in(void *stream, void *to, const void *from, size_t bytes, pd_copy_wait wait) {
+    bool idle = bytes < LONG;
+    if (wait == PD_WAIT_UNLOCKED && idle && cuda.lib->stream_done(stream, &idle)) idle = false;
+    void *token = wait == PD_WAIT_UNLOCKED && !idle ? pd_host_release() : NULL;
+    int error = bytes ? cuda.lib->copy(to, from, bytes, stream) : 0;
+    if (!error && wait) error = cuda.lib->stream_wait(stream);
+    pd_host_acquire(token);
+    return error;
+}
+
+static pd_status copy(const pd_device *d, pd_transfer way, void *to, const void *from, size_t bytes,
+                      pd_copy_wait wait) {
     static const char *const names[] = {"copy to the device", "copy to the host", "copy on the device"};
     PD_TRY(enter(d));
     if (way != PD_WITHIN && pd_cuda_capturing(d))
@@ -207,9 +240,7 @@ static pd_status copy(const pd_device *d, pd_transfer way, void *to, const void 
                        "%s: a CUDA graph is being captured, whose replays cannot copy to or from the host (expected "
                        "tensors that are on the device already)",
                        names[way]);
-    void *stream = here.streams[d->index];
-    int error = bytes ? cuda.lib->copy(to, from, bytes, stream) : 0;
-    if (!error && wait) error = cuda.lib->stream_wait(stream);
+    int error = copy_in(here.streams[d->index], to, from, bytes, wait);
     return error || !wait ? pd_cuda_result(names[way], error) : complaint();
 }
 
@@ -234,7 +265,7 @@ pd_status pd_cuda_device(const char *op, int index, const pd_device **out) {
                          .check = check,
                          .scratch = scratch,
                          .copy = copy};
-        status = pd_cache_new(cuda.lib, d->name, &cuda.caches[index]);
+        status = pd_cache_new(cuda.lib, index, d->name, &cuda.caches[index]);
     }
     pthread_mutex_unlock(&lock);
     PD_TRY(status);
@@ -255,18 +286,91 @@ pd_status pd_cuda_set_current(int index) {
 
 pd_status pd_cuda_wait(const pd_device *d, const char *op) {
     PD_TRY(enter(d));
+    if (pd_cache_pool_is_open(cuda.caches[d->index]))
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: a CUDA graph is being captured on %s, which to wait for the device would "
+                       "break (expected to wait before or after the capture)",
+                       op, d->name);
     int error = cuda.lib->wait();
     return error ? pd_cuda_result(op, error) : complaint();
 }
+
+/* ---- streams ----------------------------------------------------------------------------------------------------- */
+
 void *pd_cuda_stream(const pd_device *d) { return here.streams[d->index]; }
 void pd_cuda_set_stream(const pd_device *d, void *stream) { here.streams[d->index] = stream; }
 bool pd_cuda_capturing(const pd_device *d) {
     bool yes = false;
     return here.streams[d->index] && !cuda.lib->capturing(here.streams[d->index], &yes) && yes;
 }
+
+static stream *stream_at(const void *cuda_stream) {
+    stream *s = cuda.streams;
+    while (s && s->cuda != cuda_stream) s = s->next;
+    return s;
+}
+
+static pd_status new_stream(const char *op, int device, int priority, stream **out) {
+    stream *s;
+    PD_TRY(pd_calloc(sizeof *s, op, &s));
+    pd_status status = pd_cuda_result(op, cuda.lib->stream_new(&s->cuda, priority));
+    if (status) {
+        pd_free(s);
+        return status;
+    }
+    s->device = device;
+    s->priority = priority;
+    s->next = cuda.streams;
+    *out = cuda.streams = s;
+    return PD_OK;
+}
+
+/* Whether it has no owner, and no capture goes on in it that an owner never ended. */
+static bool is_spare(const stream *s, int device, int priority) {
+    bool captures = false;
+    return !s->taken && s->device == device && s->priority == priority && !cuda.lib->capturing(s->cuda, &captures) &&
+           !captures;
+}
+
+pd_status pd_cuda_stream_take(const char *op, const pd_device *d, int priority, void **out) {
+    pd_status status = PD_OK;
+    PD_TRY(enter(d));
+    pthread_mutex_lock(&lock);
+    stream *s = cuda.streams;
+    while (s && !is_spare(s, d->index, priority)) s = s->next;
+    if (!s) status = new_stream(op, d->index, priority, &s);
+    if (!status) {
+        s->taken = true;
+        *out = s->cuda;
+    }
+    pthread_mutex_unlock(&lock);
+    return PD_TRAIL(status);
+}
+
+void pd_cuda_stream_back(void *cuda_stream) {
+    pthread_mutex_lock(&lock);
+    stream *s = stream_at(cuda_stream);
+    if (s) s->taken = false;
+    pthread_mutex_unlock(&lock);
+}
+
+bool pd_cuda_stream_known(const void *cuda_stream, int *device, bool *taken) {
+    pthread_mutex_lock(&lock);
+    const stream *s = stream_at(cuda_stream);
+    if (s) {
+        *device = s->device;
+        *taken = s->taken;
+    }
+    pthread_mutex_unlock(&lock);
+    return s != NULL;
+}
+
 pd_cache *pd_cuda_cache(const pd_device *d) { return cuda.caches[d->index]; }
 
 void pd_cuda_trim(void) {
+    if (cuda.forked || !cuda.count) return;
+    void *token = pd_host_release();
     for (int i = 0; i < cuda.count; i++)
         if (cuda.caches[i] && !enter(&cuda.devices[i])) pd_cache_trim(cuda.caches[i]);
+    pd_host_acquire(token);
 }

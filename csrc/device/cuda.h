@@ -2,7 +2,8 @@
    pydist/_cuda.so there are no devices, and pd_cuda_why says why.
 
    A thread has a current device, and on each device a current stream (NULL: CUDA's default one), to which its
-   allocations and launches go. CUDA does not survive a fork, so all these calls fail in a forked child. */
+   allocations and launches go. CUDA does not survive a fork, so in a forked child all these calls fail, and what it
+   frees is not freed. */
 #ifndef PD_DEVICE_CUDA_H
 #define PD_DEVICE_CUDA_H
 
@@ -26,9 +27,17 @@ int pd_cuda_in_use(uint64_t *entered); /* the one that this thread used last; -1
 /* The following is for devices that pd_cuda_device has returned. */
 const pd_cuda_library *pd_cuda_open(void); /* NULL: there is none */
 pd_status pd_cuda_result(const char *op, int error); /* PD_OK, or fails with the text of CUDA's error */
+/* Waits until d has done all its work. PD_E_RUNTIME while a graph is being captured on d, which that would break. */
 pd_status pd_cuda_wait(const pd_device *d, const char *op);
 void *pd_cuda_stream(const pd_device *d);
 void pd_cuda_set_stream(const pd_device *d, void *stream); /* for this thread */
+/* Streams are pooled and never destroyed, since memory, events and graphs know them by address. The work of a stream's
+   next owner runs after that of the last one. */
+pd_status pd_cuda_stream_take(const char *op, const pd_device *d, int priority, void **out);
+void pd_cuda_stream_back(void *stream);
+/* The device of a stream, and whether it has an owner; false: there is no stream with this address. */
+bool pd_cuda_stream_known(const void *stream, int *device, bool *taken);
+bool pd_cuda_forked(void); /* whether this process is a child of one that used CUDA */
 pd_cache *pd_cuda_cache(const pd_device *d);
 bool pd_cuda_capturing(const pd_device *d); /* whether this thread's stream is capturing a graph */
 void pd_cuda_trim(void);           /* trims the caches of all devices in use */

@@ -22,7 +22,7 @@ typedef struct pd_cuda_host {
 } pd_cuda_host;
 
 typedef struct pd_cuda_library {
-    uint64_t layout;   /* PD_KERNELS_LAYOUT, which differs if the library is of another build */
+    uint64_t layout;   /* PD_CUDA_LAYOUT, which differs if the library is of another build */
     const char *built; /* "CUDA 13.0, sm_80 sm_90a" */
     const void *kernels;
     void (*start)(const pd_cuda_host *host);
@@ -30,17 +30,17 @@ typedef struct pd_cuda_library {
     int (*count)(int *devices);
     int (*properties)(int device, pd_cuda_properties *out);
     int (*use)(int device, void *stream); /* for this thread, from now on */
+    int (*at)(int device, int *was);      /* sets the device alone; the caller sets it back to *was in the same way */
     int (*failed)(void);                  /* returns and clears the error of the launches so far */
     bool (*bad_index)(pd_bad_index *out); /* returns and clears what a kernel has found; false: nothing */
-    int (*wait)(void);                    /* until the current device has done all its work */
+    int (*wait)(void);                    /* until the current device has done all its work; breaks its captures */
     int (*memory)(size_t *left, size_t *total);
     int (*take)(void **out, size_t bytes);
     int (*give)(void *p);
     int (*pin)(void **out, size_t bytes); /* allocates pinned memory */
     int (*unpin)(void *p);
     int (*copy)(void *to, const void *from, size_t bytes, void *stream); /* the direction follows from the pointers */
-    int (*stream_new)(void **out, int priority);
-    int (*stream_free)(void *stream);
+    int (*stream_new)(void **out, int priority);                         /* never destroyed */
     int (*stream_wait)(void *stream);
     int (*stream_done)(void *stream, bool *out);
     int (*stream_after)(void *stream, void *event);
@@ -61,6 +61,9 @@ typedef struct pd_cuda_library {
     void (*range_pop)(void);
     void (*mark)(const char *name);
 } pd_cuda_library;
+
+/* Differs between libraries with other members, here or in the table of kernels. */
+#define PD_CUDA_LAYOUT (PD_KERNELS_LAYOUT + UINT64_C(10000000000000) * sizeof(pd_cuda_library))
 
 /* The one symbol that the library exports. */
 #define PD_CUDA_SYMBOL "pd_cuda_library_of_pydist"

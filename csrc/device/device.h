@@ -10,6 +10,9 @@
 
 typedef enum pd_device_kind { PD_DEVICE_CPU, PD_DEVICE_CUDA, PD_DEVICE_KINDS } pd_device_kind;
 typedef enum pd_transfer { PD_TO_DEVICE, PD_TO_HOST, PD_WITHIN } pd_transfer;
+/* Whether a copy waits until it is done, and whether the host language's lock is given up meanwhile. In the middle of
+   an op it is not: other threads could change what the op holds. */
+typedef enum pd_copy_wait { PD_NO_WAIT, PD_WAIT, PD_WAIT_UNLOCKED } pd_copy_wait;
 
 typedef struct pd_device {
     pd_device_kind kind;
@@ -24,8 +27,9 @@ typedef struct pd_device {
                        const char *op); /* the errors of the launches since, as far as they are known */
     pd_status (*scratch)(const struct pd_device *d, size_t bytes, const char *op,
                          void **out); /* like pd_scratch, for the launches that follow */
-    /* Copies bytes between d and the host or within d, in the order of the launches. `wait`: until it is done. */
-    pd_status (*copy)(const struct pd_device *d, pd_transfer way, void *to, const void *from, size_t bytes, bool wait);
+    /* Copies bytes between d and the host or within d, in the order of the launches. */
+    pd_status (*copy)(const struct pd_device *d, pd_transfer way, void *to, const void *from, size_t bytes,
+                      pd_copy_wait wait);
 } pd_device;
 
 extern const pd_device pd_device_cpu;

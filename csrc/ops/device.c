@@ -12,27 +12,39 @@ static pd_status device_at(int64_t index, const pd_device **out) {
     return index < 0 ? PD_OK : pd_cuda_device("to", (int)index, out);
 }
 
+static pd_status pinned_storage(size_t bytes, pd_storage **out) {
+    pd_pinned *memory;
+    PD_TRY(pd_pinned_new(bytes ? bytes : 1, &memory));
+    pd_status status = pd_storage_external(&pd_device_cpu, pd_pinned_data(memory), bytes, pd_pinned_drop, memory, out);
+    if (status) pd_pinned_drop(memory);
+    return PD_TRAIL(status);
+}
+
 static pd_status infer(pd_call *c) {
     const pd_tensor *x = c->in[0];
     const pd_device *d;
-    PD_TRY(device_at(((const move_attrs *)c->attrs)->to, &d));
+    const move_attrs *a = c->attrs;
+    PD_TRY(device_at(a->to, &d));
     PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
     memcpy(c->out[0]->stride, x->stride, sizeof *x->stride * (size_t)x->ndim);
+    if (a->wait == PD_NO_WAIT && !d->copy && x->storage->device->copy)
+        return pinned_storage(pd_tensor_bytes(x), &c->out[0]->storage);
     return pd_storage_new(d, pd_tensor_bytes(x), &c->out[0]->storage);
 }
 
 static pd_status kernel(const pd_call *c) {
     const pd_tensor *x = c->in[0], *o = c->out[0];
     const pd_device *from = x->storage->device, *to = o->storage->device;
-    bool asked = ((const move_attrs *)c->attrs)->wait;
-    bool wait = asked || !to->copy || from->copy; /* the host, or another device, may read it next */
+    pd_copy_wait wait = (pd_copy_wait)((const move_attrs *)c->attrs)->wait;
+    if (from->copy && to->copy && !wait) wait = PD_WAIT; /* another device may read it next */
     const pd_device *d = from->copy ? from : to;
+    const pd_storage *host = from->copy ? o->storage : x->storage;
     pd_status status = d->copy(d,
                                !from->copy ? PD_TO_DEVICE
                                : !to->copy ? PD_TO_HOST
                                            : PD_WITHIN,
                                pd_tensor_data(o), pd_tensor_data(x), pd_tensor_bytes(x), wait);
-    if (!status && !wait && pd_is_pinned(x)) status = pd_pinned_used(x->storage->ctx, d);
+    if (!status && !wait && host->drop == pd_pinned_drop) status = pd_pinned_used(host->ctx, d);
     return status || !pd_device_here->enter ? status : pd_device_here->enter(pd_device_here);
 }
 
@@ -41,13 +53,13 @@ static void vjp(pd_vjp *v) {
     const pd_device *d;
     pd_tensor *back = NULL;
     pd_status status = device_at(a->from, &d);
-    PD_THEN(pd_move(v->g[0], d, true, &back));
+    PD_THEN(pd_move(v->g[0], d, PD_WAIT, &back));
     pd_vjp_set(v, 0, pd_vjp_keep(v, status, back));
 }
 
 const pd_op pd_op_to_device = {
-    .sig = "to_device(Tensor input, int from, int to, bool wait)",
-    .doc = "A dense tensor's copy on another device (-1: the CPU).",
+    .sig = "to_device(Tensor input, int from, int to, int wait)",
+    .doc = "A dense tensor's copy on another device (-1: the CPU); wait: 0 no, 1 yes, 2 yes and other threads go on.",
     .flags = PD_ANY_DEVICE,
     .attrs = sizeof(move_attrs),
     .infer = infer,
@@ -55,7 +67,7 @@ const pd_op pd_op_to_device = {
     .vjp = vjp,
 };
 
-pd_status pd_move(pd_tensor *t, const pd_device *to, bool wait, pd_tensor **out) {
+pd_status pd_move(pd_tensor *t, const pd_device *to, pd_copy_wait wait, pd_tensor **out) {
     const pd_device *from = t->storage->device;
     move_attrs a = {from->index, to->index, wait};
     pd_tensor *dense = t;
@@ -75,8 +87,7 @@ bool pd_is_pinned(const pd_tensor *t) { return t->storage->drop == pd_pinned_dro
 
 pd_status pd_pin(pd_tensor *t, pd_tensor **out) {
     pd_tensor *dense = t;
-    pd_pinned *memory = NULL;
-    *out = NULL;
+    pd_storage *storage;
     if (t->storage->device != &pd_device_cpu)
         return pd_fail(PD_E_RUNTIME, "pin_memory: the tensor is on %s (expected the CPU)", t->storage->device->name);
     if (pd_is_pinned(t)) {
@@ -84,20 +95,13 @@ pd_status pd_pin(pd_tensor *t, pd_tensor **out) {
         return PD_OK;
     }
     if (!pd_shape_is_dense(t->ndim, t->size, t->stride)) PD_TRY(pd_call1(PD_OP_clone, t, &(int64_t){1}, &dense));
-    size_t bytes = pd_tensor_bytes(dense);
-    pd_status status = pd_pinned_new(bytes ? bytes : 1, &memory);
-    PD_THEN(pd_tensor_alias(dense, false, out));
-    pd_storage *storage = NULL;
-    PD_THEN(pd_storage_external(&pd_device_cpu, pd_pinned_data(memory), bytes, pd_pinned_drop, memory, &storage));
+    pd_status status = pd_tensor_alias(dense, false, out);
+    if (!status && (status = pinned_storage(pd_tensor_bytes(dense), &storage))) pd_tensor_release(*out);
     if (!status) {
-        memcpy(pd_pinned_data(memory), pd_tensor_data(dense), bytes);
+        memcpy(storage->data, pd_tensor_data(dense), pd_tensor_bytes(dense));
         pd_storage_release((*out)->storage);
         (*out)->storage = storage;
         (*out)->offset = 0;
-    } else {
-        if (memory) pd_pinned_drop(memory);
-        pd_tensor_release(*out);
-        *out = NULL;
     }
     if (dense != t) pd_tensor_release(dense);
     return PD_TRAIL(status);

@@ -14,8 +14,7 @@ static pd_status read_mask(const char *op, pd_tensor *mask, mask_fn f, int nout,
     const pd_device *there = pd_device_here;
     pd_tensor *m, *near;
     PD_TRY(pd_contiguous(mask, &m));
-    pd_status status =
-        pd_move(m, &pd_device_cpu, true, &near); /* the host has to know how many are true */
+    pd_status status = pd_move(m, &pd_device_cpu, PD_WAIT, &near); /* the host has to know how many are true */
     pd_tensor_release(m);
     PD_TRY(status);
     pd_device_here = &pd_device_cpu;
@@ -25,7 +24,7 @@ static pd_status read_mask(const char *op, pd_tensor *mask, mask_fn f, int nout,
     for (int d = 0; d < nout && !status && there != &pd_device_cpu; d++) {
         near = out[d];
         out[d] = NULL;
-        status = pd_move(near, there, true, &out[d]);
+        status = pd_move(near, there, PD_WAIT, &out[d]);
         pd_tensor_release(near);
     }
     return status;
@@ -435,7 +434,7 @@ static pd_status put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_t
         values = cast;
     }
     if (!values->ndim && values->storage->device == &pd_device_cpu) { /* moved now: expanded, it is not 0-d */
-        PD_TRY_TO(done, pd_move(values, x->storage->device, false, &near));
+        PD_TRY_TO(done, pd_move(values, x->storage->device, PD_NO_WAIT, &near));
         values = near;
     }
     PD_TRY_TO(done, pd_call1(PD_OP_expand, values, &seen, &wide));

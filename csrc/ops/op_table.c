@@ -42,7 +42,7 @@ static pd_status add_into(pd_tensor *a, pd_tensor *b) {
 static pd_status write_to(pd_tensor *to, pd_tensor *from) {
     pd_tensor *near = NULL, *in[2] = {to, from};
     if (from->storage->device != to->storage->device) {
-        PD_TRY(pd_move(from, to->storage->device, true, &near));
+        PD_TRY(pd_move(from, to->storage->device, PD_WAIT, &near));
         in[1] = near;
     }
     pd_status status = pd_apply_into(PD_DEF(copy), in, 2, NULL, to);
@@ -83,7 +83,7 @@ pd_status pd_ops_init(void) {
         PD_TRY(pd_def_init(&pd_defs[i], table[i]));
         pd_defs[i].on_complex = on_complex[i];
     }
-    pd_cuda_expect(PD_KERNELS_LAYOUT, sizeof(pd_kernels));
+    pd_cuda_expect(PD_CUDA_LAYOUT, sizeof(pd_kernels));
     pd_engine = (pd_engine_ops){.add = add,
                                 .add_into = add_into,
                                 .sum_to = pd_sum_to,

@@ -29,14 +29,14 @@ pd_status pd_call2(pd_op_id op, pd_tensor *x, pd_tensor *y, const void *attrs, p
 pd_status pd_full_like(const pd_tensor *like, double value, pd_tensor **out); /* keeps dense strides */
 pd_status pd_contiguous(pd_tensor *t, pd_tensor **out); /* t itself, retained, if it is contiguous */
 pd_status pd_sum_to(pd_tensor *t, int ndim, const int64_t *size, pd_tensor **out);
-/* Copies t to another device; t itself, retained, if it is there. wait: until the bytes have arrived, or, if t is on
-   the host, until they have been read. */
-pd_status pd_move(pd_tensor *t, const pd_device *to, bool wait, pd_tensor **out);
+/* Copies t to another device; t itself, retained, if it is there. PD_NO_WAIT: a copy to the host is in pinned memory,
+   and whoever reads it has to wait for the stream first; so has who writes to t, if t is pinned memory of the host. */
+pd_status pd_move(pd_tensor *t, const pd_device *to, pd_copy_wait wait, pd_tensor **out);
 /* [new] a copy in pinned memory (device/pinned.h); t itself, retained, if it is there. Without autograd. */
 pd_status pd_pin(pd_tensor *t, pd_tensor **out);
 bool pd_is_pinned(const pd_tensor *t);
-/* The only element of t as a double or an exact integer. Waits for t's device. */
-pd_status pd_item(const pd_tensor *t, pd_scalar *out);
+/* The only element of t as a double or an exact integer. Waits for t's device: not PD_NO_WAIT. */
+pd_status pd_item(const pd_tensor *t, pd_copy_wait wait, pd_scalar *out);
 /* Fills t, which must be on the op's device. */
 void pd_fill(pd_tensor *t, const pd_scalar *s);
 /* [new] a 0-d tensor of that value on the op's device. */

@@ -5,7 +5,7 @@
 /* Reads NumPy's complex64, whose float() would drop the imaginary part. */
 static bool complex_scalar(PyObject *o, pd_scalar *out) {
     pd_tensor *t = pd_py_from_buffer(o, false);
-    bool found = t && t->numel == 1 && pd_dtype_is_complex((pd_dtype)t->dtype) && pd_py_scalar(t, out);
+    bool found = t && t->numel == 1 && pd_dtype_is_complex((pd_dtype)t->dtype) && pd_py_scalar(t, PD_WAIT, out);
     pd_tensor_release(t);
     PyErr_Clear();
     return found;
@@ -73,7 +73,7 @@ bool pd_py_int(PyObject *o, const char *op, const char *arg, int64_t *out) {
 bool pd_py_double(PyObject *o, const char *op, const char *arg, double *out) {
     pd_scalar s;
     if (pd_py_is_tensor(o) && pd_py_tensor(o)->numel == 1) {
-        if (!pd_py_scalar(pd_py_tensor(o), &s)) return false;
+        if (!pd_py_scalar(pd_py_tensor(o), PD_WAIT, &s)) return false;
     } else if (!pd_py_number(o, &s)) return wrong(o, op, arg, "float");
     if (s.cat == PD_CAT_COMPLEX) {
         PyErr_Format(PyExc_TypeError, "%s: %s is complex (expected a real number)", op, arg);

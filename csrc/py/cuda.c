@@ -1,7 +1,9 @@
 /* What pydist.cuda asks of CUDA's devices: memory, streams, events, graphs, ranges. Streams, events and graphs are
    numbers here; 0 is the default stream, and a number that was not given out is refused. */
 #include "device/cuda.h"
+
 #include "base/flags.h"
+#include "base/mem.h"
 #include "device/nvidia.h"
 #include "kernels/kernels.h"
 #include "py/py.h"
@@ -87,34 +89,6 @@ F(cuda_is_pinned) {
 
 /* ---- streams and events ------------------------------------------------------------------------------------------ */
 
-/* The numbers in use, by kind. CUDA would take any other number for a pointer. */
-typedef enum kind { STREAM, EVENT, GRAPH, KINDS } kind;
-static PyObject *given[KINDS]; /* sets */
-
-static PyObject *number(kind k, void *p) {
-    PyObject *n = PyLong_FromVoidPtr(p);
-    if (n && PySet_Add(given[k], n)) Py_CLEAR(n);
-    return n;
-}
-
-/* The pointer for a number; false with the exception set. `back`: the number is no longer in use. */
-static bool pointer(const char *op, kind k, PyObject *n, bool back, void **out) {
-    static const char *const names[] = {"stream", "event", "graph"};
-    const pd_device *d;
-    int known = !PyLong_CheckExact(n) ? 0 : back ? PySet_Discard(given[k], n) : PySet_Contains(given[k], n);
-    if (known < 0) return false;
-    *out = known ? PyLong_AsVoidPtr(n) : NULL;
-    if (known) return true;
-    if (k != STREAM || back || !PyLong_CheckExact(n) || PyObject_IsTrue(n)) {
-        PyErr_Format(PyExc_ValueError, "%s: got %R, which is not a live %s (expected one that was made and not freed)",
-                     op, n, names[k]);
-        return false;
-    }
-    pd_status status = pd_cuda_device(op, -1, &d);
-    if (status) pd_py_raise(status);
-    return !status;
-}
-
 /* Makes device `index` the runtime's current one, where streams and events are made. */
 static const pd_device *at(const char *op, int index) {
     const pd_device *d, *was;
@@ -125,25 +99,60 @@ static const pd_device *at(const char *op, int index) {
     return status ? NULL : d;
 }
 
+/* *out: the stream for a number; 0 is the default one. Returns device `index`, which becomes the runtime's current one;
+   NULL with the exception set. `owned`: a stream that was given back is refused. */
+static const pd_device *stream_at(const char *op, int index, PyObject *n, bool owned, void **out) {
+    int device;
+    bool taken;
+    const pd_device *d = at(op, index);
+    if (!d) return NULL;
+    *out = PyLong_CheckExact(n) ? PyLong_AsVoidPtr(n) : NULL;
+    PyErr_Clear(); /* a number that is no address is no stream */
+    if (!*out && PyLong_CheckExact(n) && !PyObject_IsTrue(n)) return d;
+    if (!*out || !pd_cuda_stream_known(*out, &device, &taken))
+        PyErr_Format(PyExc_ValueError, "%s: got %R, which is no stream (expected one that was made)", op, n);
+    else if (device != d->index)
+        PyErr_Format(PyExc_ValueError, "%s: the stream is of cuda:%d (expected one of cuda:%d)", op, device, d->index);
+    else if (owned && !taken)
+        PyErr_Format(PyExc_ValueError,
+                     "%s: the stream was given back when its Stream was deleted (expected a Stream "
+                     "that is kept while it is used)",
+                     op);
+    else
+        return d;
+    return NULL;
+}
+
+/* The same, for calls that ask how far the stream is: a stream that is being captured is refused. */
+static const pd_device *asked_at(const char *op, int index, PyObject *n, void **out) {
+    bool captures = false;
+    const pd_device *d = stream_at(op, index, n, true, out);
+    if (!d || !*out || pd_cuda_open()->capturing(*out, &captures) || !captures) return d;
+    PyErr_Format(PyExc_RuntimeError,
+                 "%s: a CUDA graph is being captured in this stream, which to ask would break "
+                 "(expected to wait before or after the capture)",
+                 op);
+    return NULL;
+}
+
 F(cuda_stream_new) {
     int index, priority;
     void *stream = NULL;
+    const pd_device *d;
     (void)module;
-    if (!PyArg_ParseTuple(args, "ii:Stream", &index, &priority) || !at("Stream", index)) return NULL;
-    PD_PY_TRY(pd_cuda_result("Stream", pd_cuda_open()->stream_new(&stream, priority)));
-    return number(STREAM, stream);
+    if (!PyArg_ParseTuple(args, "ii:Stream", &index, &priority) || !(d = at("Stream", index))) return NULL;
+    PD_PY_TRY(pd_cuda_stream_take("Stream", d, priority, &stream));
+    return PyLong_FromVoidPtr(stream);
 }
 F(cuda_stream_free) {
     int index;
     PyObject *n;
     void *stream;
-    const pd_device *d;
     (void)module;
-    if (!PyArg_ParseTuple(args, "iO:Stream", &index, &n) || !(d = at("Stream", index)) ||
-        !pointer("Stream", STREAM, n, true, &stream))
-        return NULL;
-    pd_cache_forget(pd_cuda_cache(d), stream);
-    PD_PY_TRY(pd_cuda_result("Stream", pd_cuda_open()->stream_free(stream)));
+    if (!PyArg_ParseTuple(args, "iO:Stream", &index, &n)) return NULL;
+    if (pd_cuda_forked()) Py_RETURN_NONE;
+    if (!stream_at("Stream", index, n, true, &stream)) return NULL;
+    pd_cuda_stream_back(stream);
     Py_RETURN_NONE;
 }
 F(cuda_stream) {
@@ -156,12 +165,60 @@ F(cuda_set_stream) {
     void *stream;
     const pd_device *d;
     (void)module;
-    if (!PyArg_ParseTuple(args, "iO:set_stream", &index, &n) || !(d = at("set_stream", index)) ||
-        !pointer("set_stream", STREAM, n, false, &stream))
+    if (!PyArg_ParseTuple(args, "iO:set_stream", &index, &n) || !(d = stream_at("set_stream", index, n, true, &stream)))
         return NULL;
     pd_cuda_set_stream(d, stream);
     Py_RETURN_NONE;
 }
+F(cuda_stream_wait) {
+    int index;
+    PyObject *n;
+    void *stream;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iO:Stream.synchronize", &index, &n) ||
+        !asked_at("Stream.synchronize", index, n, &stream))
+        return NULL;
+    void *token = pd_host_release();
+    int error = pd_cuda_open()->stream_wait(stream);
+    pd_host_acquire(token);
+    PD_PY_TRY(pd_cuda_result("Stream.synchronize", error));
+    Py_RETURN_NONE;
+}
+F(cuda_stream_done) {
+    int index;
+    bool done = false;
+    PyObject *n;
+    void *stream;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iO:Stream.query", &index, &n) || !asked_at("Stream.query", index, n, &stream))
+        return NULL;
+    PD_PY_TRY(pd_cuda_result("Stream.query", pd_cuda_open()->stream_done(stream, &done)));
+    return PyBool_FromLong(done);
+}
+
+/* The numbers of events and graphs in use. CUDA would take any other number for a pointer. */
+typedef enum kind { EVENT, GRAPH, KINDS } kind;
+static PyObject *given[KINDS]; /* sets */
+
+static PyObject *number(kind k, void *p) {
+    PyObject *n = PyLong_FromVoidPtr(p);
+    if (n && PySet_Add(given[k], n)) Py_CLEAR(n);
+    return n;
+}
+
+/* The pointer for a number; false with the exception set. `back`: the number is no longer in use. */
+static bool pointer(const char *op, kind k, PyObject *n, bool back, void **out) {
+    static const char *const names[] = {"event", "graph"};
+    int known = !PyLong_CheckExact(n) ? 0 : back ? PySet_Discard(given[k], n) : PySet_Contains(given[k], n);
+    if (known < 0) return false;
+    if (known)
+        *out = PyLong_AsVoidPtr(n);
+    else
+        PyErr_Format(PyExc_ValueError, "%s: got %R, which is not a live %s (expected one that was made and not freed)",
+                     op, n, names[k]);
+    return known;
+}
+
 F(cuda_event_new) {
     int index, timing;
     void *event = NULL;
@@ -182,64 +239,71 @@ F(cuda_event_between) {
     PD_PY_TRY(pd_cuda_result("Event.elapsed_time", pd_cuda_open()->event_between(from, to, &ms)));
     return PyFloat_FromDouble(ms);
 }
+F(cuda_event_wait) {
+    PyObject *n;
+    void *event;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O:Event.synchronize", &n) || !pointer("Event.synchronize", EVENT, n, false, &event))
+        return NULL;
+    void *token = pd_host_release();
+    int error = pd_cuda_open()->event_wait(event);
+    pd_host_acquire(token);
+    PD_PY_TRY(pd_cuda_result("Event.synchronize", error));
+    Py_RETURN_NONE;
+}
+F(cuda_event_done) {
+    PyObject *n;
+    void *event;
+    bool done = false;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O:Event.query", &n) || !pointer("Event.query", EVENT, n, false, &event)) return NULL;
+    PD_PY_TRY(pd_cuda_result("Event.query", pd_cuda_open()->event_done(event, &done)));
+    return PyBool_FromLong(done);
+}
 
-/* A function that calls the library with one or two of these numbers. `back`: the number is no longer in use then. */
-#define ON1(name, text, kind, back, call, wait)                             \
-    F(name) {                                                               \
-        PyObject *n;                                                        \
-        void *a;                                                            \
-        (void)module;                                                       \
-        if (!PyArg_ParseTuple(args, "O:" text, &n) || !pointer(text, kind, n, back, &a)) return NULL; \
-        void *token = (wait) ? pd_host_release() : NULL;                    \
-        int error = pd_cuda_open()->call(a);                                \
-        pd_host_acquire(token);                                             \
-        PD_PY_TRY(pd_cuda_result(text, error));                             \
-        Py_RETURN_NONE;                                                     \
+/* A function that frees an event or a graph; in a forked process it only forgets the number. */
+#define FREE(name, text, kind, call)                                                                  \
+    F(name) {                                                                                         \
+        PyObject *n;                                                                                  \
+        void *a;                                                                                      \
+        (void)module;                                                                                 \
+        if (!PyArg_ParseTuple(args, "O:" text, &n) || !pointer(text, kind, n, true, &a)) return NULL; \
+        if (!pd_cuda_forked()) PD_PY_TRY(pd_cuda_result(text, pd_cuda_open()->call(a)));              \
+        Py_RETURN_NONE;                                                                               \
     }
-#define ON2(name, text, kind1, kind2, call)                                 \
-    F(name) {                                                               \
-        PyObject *n, *m;                                                    \
-        void *a, *b;                                                        \
-        (void)module;                                                       \
-        if (!PyArg_ParseTuple(args, "OO:" text, &n, &m) || !pointer(text, kind1, n, false, &a) || \
-            !pointer(text, kind2, m, false, &b))                            \
-            return NULL;                                                    \
-        PD_PY_TRY(pd_cuda_result(text, pd_cuda_open()->call(a, b)));        \
-        Py_RETURN_NONE;                                                     \
+/* A function of (number, index, stream): gives a stream an event or a graph. */
+#define IN_STREAM(name, text, kind, call)                                                                 \
+    F(name) {                                                                                             \
+        int index;                                                                                        \
+        PyObject *n, *m;                                                                                  \
+        void *a, *stream;                                                                                 \
+        (void)module;                                                                                     \
+        if (!PyArg_ParseTuple(args, "OiO:" text, &n, &index, &m) || !pointer(text, kind, n, false, &a) || \
+            !stream_at(text, index, m, true, &stream))                                                    \
+            return NULL;                                                                                  \
+        PD_PY_TRY(pd_cuda_result(text, call));                                                            \
+        Py_RETURN_NONE;                                                                                   \
     }
-#define DONE(name, text, kind, call)                                        \
-    F(name) {                                                               \
-        PyObject *n;                                                        \
-        void *a;                                                            \
-        bool done = false;                                                  \
-        (void)module;                                                       \
-        if (!PyArg_ParseTuple(args, "O:" text, &n) || !pointer(text, kind, n, false, &a)) return NULL; \
-        PD_PY_TRY(pd_cuda_result(text, pd_cuda_open()->call(a, &done)));    \
-        return PyBool_FromLong(done);                                       \
-    }
-ON1(cuda_stream_wait, "Stream.synchronize", STREAM, false, stream_wait, true)
-DONE(cuda_stream_done, "Stream.query", STREAM, stream_done)
-ON2(cuda_stream_after, "Stream.wait_event", STREAM, EVENT, stream_after)
-ON1(cuda_event_free, "Event", EVENT, true, event_free, false)
-ON2(cuda_event_record, "Event.record", EVENT, STREAM, event_record)
-ON1(cuda_event_wait, "Event.synchronize", EVENT, false, event_wait, true)
-DONE(cuda_event_done, "Event.query", EVENT, event_done)
-ON2(cuda_graph_launch, "CUDAGraph.replay", GRAPH, STREAM, graph_launch)
-ON1(cuda_graph_free, "CUDAGraph", GRAPH, true, graph_free, false)
+FREE(cuda_event_free, "Event", EVENT, event_free)
+FREE(cuda_graph_free, "CUDAGraph", GRAPH, graph_free)
+IN_STREAM(cuda_event_record, "Event.record", EVENT, pd_cuda_open()->event_record(a, stream))
+IN_STREAM(cuda_stream_after, "Stream.wait_event", EVENT, pd_cuda_open()->stream_after(stream, a))
+IN_STREAM(cuda_graph_launch, "CUDAGraph.replay", GRAPH, pd_cuda_open()->graph_launch(a, stream))
 
 pd_status pd_py_record_stream(const pd_storage *s, void *stream) {
-    if (s->device->kind != PD_DEVICE_CUDA || s->drop) return PD_OK;
+    if (s->device->kind != PD_DEVICE_CUDA || s->drop || pd_cuda_forked()) return PD_OK;
     return pd_cache_record(pd_cuda_cache(s->device), s->data, stream);
 }
 
 F(cuda_record) {
     PyObject *o, *n;
-    void *stream;
+    void *stream = NULL;
     pd_tensor *t;
     (void)module;
     if (!PyArg_ParseTuple(args, "OO:record_stream", &o, &n) ||
         !(t = pd_py_expect_tensor(o, "record_stream", "input")) ||
-        !pointer("record_stream", STREAM, n, false, &stream))
+        (t->storage->device->kind == PD_DEVICE_CUDA && !pd_cuda_forked() &&
+         !stream_at("record_stream", t->storage->device->index, n, false, &stream)))
         return NULL;
     PD_PY_TRY(pd_py_record_stream(t->storage, stream));
     Py_RETURN_NONE;
@@ -262,8 +326,10 @@ F(cuda_capture_begin) {
                             "CUDAGraph: past is %s of shape %s (expected two int64 elements on the graph's device)",
                             pd_dtype_name((pd_dtype)p->dtype), pd_tensor_shape(p));
     void *stream = pd_cuda_stream(d);
+    if (!stream)
+        return PyErr_Format(PyExc_RuntimeError, "CUDAGraph: the current stream is the default one (expected another)");
     int64_t id = pool;
-    PD_PY_TRY(pd_cache_pool_begin(pd_cuda_cache(d), stream, &id));
+    PD_PY_TRY(pd_cache_pool_begin(pd_cuda_cache(d), &id));
     pd_status status = pd_cuda_result("CUDAGraph", pd_cuda_open()->capture_begin(stream, pd_tensor_data(p)));
     if (status) {
         pd_cache_pool_end(pd_cuda_cache(d));
@@ -277,22 +343,42 @@ F(cuda_capture_end) {
     const pd_device *d;
     (void)module;
     if (!PyArg_ParseTuple(args, "i:CUDAGraph", &index) || !(d = at("CUDAGraph", index))) return NULL;
+    if (!pd_cache_pool_is_open(pd_cuda_cache(d)))
+        return PyErr_Format(PyExc_RuntimeError, "CUDAGraph.capture_end: nothing is being captured");
     int error = pd_cuda_open()->capture_end(pd_cuda_stream(d), &graph);
-    pd_cache_pool_end(pd_cuda_cache(d));
-    PD_PY_TRY(pd_cuda_result("CUDAGraph", error));
+    pd_status status = pd_cuda_result("CUDAGraph", error);
+    pd_status ended = pd_cache_pool_end(pd_cuda_cache(d));
+    PD_PY_TRY(status ? status : ended);
     return number(GRAPH, graph);
 }
 F(cuda_capturing) {
     INDEX("is_current_stream_capturing");
     return PyBool_FromLong(pd_cuda_capturing(d));
 }
+/* Fills out[] with the streams for a tuple of numbers. */
+static bool streams_of(const char *op, int index, PyObject *numbers, void **out) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(numbers); i++)
+        if (!stream_at(op, index, PyTuple_GET_ITEM(numbers, i), false, &out[i])) return false;
+    return true;
+}
+
 F(cuda_pool_free) {
     int index;
     long long pool;
+    PyObject *numbers;
+    void **streams;
     const pd_device *d;
     (void)module;
-    if (!PyArg_ParseTuple(args, "iL:CUDAGraph", &index, &pool) || !(d = at("CUDAGraph", index))) return NULL;
-    pd_cache_pool_free(pd_cuda_cache(d), pool);
+    if (!PyArg_ParseTuple(args, "iLO!:CUDAGraph", &index, &pool, &PyTuple_Type, &numbers)) return NULL;
+    if (pd_cuda_forked()) Py_RETURN_NONE;
+    if (!(d = at("CUDAGraph", index))) return NULL;
+    int n = (int)PyTuple_GET_SIZE(numbers);
+    PD_PY_TRY(pd_malloc(sizeof *streams * (size_t)(n + 1), "CUDAGraph", &streams));
+    bool known = streams_of("CUDAGraph", index, numbers, streams);
+    pd_status status = known ? pd_cache_pool_free(pd_cuda_cache(d), pool, streams, n) : PD_OK;
+    pd_free(streams);
+    if (!known) return NULL;
+    PD_PY_TRY(status);
     Py_RETURN_NONE;
 }
 
@@ -355,17 +441,18 @@ static PyMethodDef functions[] = {
     ROW(cuda_memory, "cuda_memory(index=-1)\n\nThe memory of the device that tensors and the cache hold."),
     ROW(cuda_reset_most, "cuda_reset_most(index=-1)\n\nResets the peak values of cuda_memory."),
     ROW(cuda_free_memory, "cuda_free_memory(index=-1)\n\n(free, total) bytes of the device."),
-    ROW(cuda_stream_new, "cuda_stream_new(index, priority)\n\nA new stream."),
-    ROW(cuda_stream_free, "cuda_stream_free(index, stream)\n\nFrees the stream."),
+    ROW(cuda_stream_new, "cuda_stream_new(index, priority)\n\nA stream that nobody else has."),
+    ROW(cuda_stream_free, "cuda_stream_free(index, stream)\n\nGives the stream back to the next one who needs one."),
     ROW(cuda_stream, "cuda_stream(index=-1)\n\nThis thread's current stream of a device."),
     ROW(cuda_set_stream, "cuda_set_stream(index, stream)\n\nMakes a stream this thread's current one of a device."),
-    ROW(cuda_stream_wait, "cuda_stream_wait(stream)\n\nWaits until the stream has done all its work."),
-    ROW(cuda_stream_done, "cuda_stream_done(stream)\n\nWhether the stream has done all its work."),
-    ROW(cuda_stream_after, "cuda_stream_after(stream, event)\n\nThe stream's later work waits for the event."),
+    ROW(cuda_stream_wait, "cuda_stream_wait(index, stream)\n\nWaits until the stream has done all its work."),
+    ROW(cuda_stream_done, "cuda_stream_done(index, stream)\n\nWhether the stream has done all its work."),
+    ROW(cuda_stream_after, "cuda_stream_after(event, index, stream)\n\nThe stream's later work waits for the event."),
     ROW(cuda_event_new, "cuda_event_new(index, timing)\n\nA new event."),
     ROW(cuda_event_free, "cuda_event_free(event)\n\nFrees the event."),
     ROW(cuda_event_record,
-        "cuda_event_record(event, stream)\n\nRecords the event in the stream, after all of the stream's work so far."),
+        "cuda_event_record(event, index, stream)\n\nRecords the event in the stream, after all of the stream's work so "
+        "far."),
     ROW(cuda_event_wait, "cuda_event_wait(event)\n\nWaits until the event has happened."),
     ROW(cuda_event_done, "cuda_event_done(event)\n\nWhether the event has happened."),
     ROW(cuda_event_between, "cuda_event_between(start, end)\n\nThe time between two events in milliseconds."),
@@ -379,8 +466,11 @@ static PyMethodDef functions[] = {
         "number. past: what replays add to the seed and call of random keys."),
     ROW(cuda_capture_end, "cuda_capture_end(index)\n\nEnds the capture; returns the graph."),
     ROW(cuda_capturing, "cuda_capturing(index=-1)\n\nWhether the current stream is being captured."),
-    ROW(cuda_pool_free, "cuda_pool_free(index, pool)\n\nFrees the pool's memory; no graph may need it any more."),
-    ROW(cuda_graph_launch, "cuda_graph_launch(graph, stream)\n\nReplays the captured work in the stream."),
+    ROW(cuda_pool_free,
+        "cuda_pool_free(index, pool, streams)\n\nFrees the pool's memory, which no graph needs any more, after the "
+        "work of "
+        "the streams in which its graphs were replayed."),
+    ROW(cuda_graph_launch, "cuda_graph_launch(graph, index, stream)\n\nReplays the captured work in the stream."),
     ROW(cuda_graph_free, "cuda_graph_free(graph)\n\nFrees the graph."),
     ROW(cuda_range,
         "cuda_range(name, mark=False)\n\nBegins an NVTX range; None: ends the last one. mark: a single point in the "

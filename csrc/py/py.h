@@ -95,7 +95,7 @@ bool pd_py_format(PyObject *o, const char *op); /* a memory_format */
 /* [borrowed] the device of o; the CPU for None and pretended GPUs; NULL with the exception set. */
 const pd_device *pd_py_device(PyObject *o, const char *op);
 int pd_py_pretended_cuda(void); /* how many GPUs the CPU pretends to be */
-bool pd_py_scalar(const pd_tensor *t, pd_scalar *out);      /* its one element; false with the exception set */
+bool pd_py_scalar(const pd_tensor *t, pd_copy_wait wait, pd_scalar *out); /* pd_item; false with the exception set */
 /* Whether its memory can be read here; false with the exception set. */
 bool pd_py_on_host(const pd_tensor *t, const char *op);
 PyObject *pd_py_device_of(const pd_tensor *t);              /* [new] its device */

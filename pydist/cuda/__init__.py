@@ -311,11 +311,11 @@ class Stream:
     def synchronize(self):
         """Waits until all work of the stream is done."""
         if _real():
-            _C.cuda_stream_wait(self.cuda_stream)
+            _C.cuda_stream_wait(self.device_index, self.cuda_stream)
 
     def query(self):
         """Whether all work of the stream is done."""
-        return _C.cuda_stream_done(self.cuda_stream) if _real() else True
+        return _C.cuda_stream_done(self.device_index, self.cuda_stream) if _real() else True
 
     def wait_stream(self, stream):
         """Later work of this stream runs after the work that `stream` has been given so far."""
@@ -323,8 +323,8 @@ class Stream:
 
     def wait_event(self, event):
         """Later work of this stream runs after the event."""
-        if _real():
-            _C.cuda_stream_after(self.cuda_stream, event._number())
+        if event._made is not None:
+            _C.cuda_stream_after(event._made, self.device_index, self.cuda_stream)
 
     def __eq__(self, other):
         return isinstance(other, Stream) and (self.device_index, self.cuda_stream) == (
@@ -337,7 +337,7 @@ class Stream:
 
     def __del__(self):
         if getattr(self, "_own", False):
-            _C.cuda_stream_free(self.device_index, self.cuda_stream)  # CUDA finishes the stream's work first
+            _C.cuda_stream_free(self.device_index, self.cuda_stream)  # the work of its next owner runs after its own
 
     def record_event(self, event=None):
         """Records an event (default: a new one) in this stream, and returns it."""
@@ -366,17 +366,19 @@ class Event:
         _index("Event")
         self._time, self._timing = None, enable_timing
 
-    def _number(self):
-        if self._made is None:
-            self._made = _C.cuda_event_new(_index("Event"), self._timing)
-        return self._made
-
     def record(self, stream=None):
         """Records the event: it happens when all work that the stream (default: the current one) has been given so far
-        is done."""
-        self._time = time.perf_counter()
+        is done. ValueError for a stream of another device than the first time."""
+        stream = stream or current_stream()
         if _real():
-            _C.cuda_event_record(self._number(), (stream or current_stream()).cuda_stream)
+            if self._made is None:
+                self._index, self._made = stream.device_index, _C.cuda_event_new(stream.device_index, self._timing)
+            if stream.device_index != self._index:
+                raise ValueError(
+                    f"Event.record: a stream of cuda:{stream.device_index} (expected one of cuda:{self._index}, as before)"
+                )
+            _C.cuda_event_record(self._made, stream.device_index, stream.cuda_stream)
+        self._time = time.perf_counter()
 
     def __del__(self):
         if self._made is not None:
@@ -387,7 +389,7 @@ class Event:
         if self._time is None or end_event._time is None:
             raise RuntimeError("Event.elapsed_time: an event was not recorded (expected record() of both first)")
         if _real():
-            return _C.cuda_event_between(self._number(), end_event._number())
+            return _C.cuda_event_between(self._made, end_event._made)
         return (end_event._time - self._time) * 1e3
 
     def synchronize(self):

@@ -1,5 +1,7 @@
 """CUDA graphs: work that is captured once and then launched as a whole, without the host's part of each op."""
 
+import gc
+
 from pydist import _C, cuda
 from pydist._grad_mode import enable_grad
 from pydist.amp import autocast_mode
@@ -14,10 +16,11 @@ class _Pool:
 
     def __init__(self, index):
         self.index, self.number = index, 0  # 0: the first capture makes the pool
+        self.streams = set()  # where its graphs have been launched
 
     def __del__(self):
         if self.number:
-            _C.cuda_pool_free(self.index, self.number)
+            _C.cuda_pool_free(self.index, self.number, tuple(self.streams))
 
 
 def graph_pool_handle():
@@ -58,6 +61,12 @@ class CUDAGraph:
         if self._graph is not None:
             raise RuntimeError("CUDAGraph.capture_begin: the graph has been captured already (expected reset() first)")
         self._index = cuda.current_device()
+        if not isinstance(pool, (_Pool, type(None))):
+            raise TypeError(
+                f"CUDAGraph: pool is {type(pool).__name__} (expected graph_pool_handle() or a graph's pool())"
+            )
+        if pool is not None and pool.index != self._index:
+            raise RuntimeError(f"CUDAGraph: the pool is of cuda:{pool.index} (expected one of cuda:{self._index})")
         self._pool = _Pool(self._index) if pool is None else pool
         self._key, self._drawn = _C._rng_key(), 0
         # What replays add to the keys of random numbers. The backward of a graph draws the forward's numbers again.
@@ -84,7 +93,9 @@ class CUDAGraph:
             for place, more in enumerate((seed - self._key[0], call - self._key[1])):
                 self._past[place].fill_((more + 2**63) % 2**64 - 2**63)
             _C.set_rng_state((seed, call + self._drawn, stream))
-        _C.cuda_graph_launch(self._graph, cuda.current_stream(self._index).cuda_stream)
+        stream = cuda.current_stream(self._index).cuda_stream
+        _C.cuda_graph_launch(self._graph, self._index, stream)
+        self._pool.streams.add(stream)
 
     def pool(self):
         """The pool of the graph's tensors, for `graph(other, pool=...)`."""
@@ -92,8 +103,9 @@ class CUDAGraph:
 
     def reset(self):
         """Drops the captured work. Tensors that it made must not be used any more."""
-        if self._graph is not None:
-            cuda.synchronize(self._index)
+        if self._graph is not None:  # no waiting: another graph may be in its capture now
+            for stream in self._pool.streams:
+                _C.cuda_record(self._past, stream)
             _C.cuda_graph_free(self._graph)
         self._graph = self._pool = self._past = None
 
@@ -103,7 +115,8 @@ class CUDAGraph:
 
 
 class graph:
-    """`with graph(g):` captures the work inside the block into `g`, in a new stream (or `stream`)."""
+    """`with graph(g):` captures the work inside the block into `g`, in a new stream (or `stream`). If the block raises,
+    nothing has been captured."""
 
     def __init__(
         self, cuda_graph, pool=None, stream=None, capture_error_mode="global", enable_annotations=False,
@@ -113,6 +126,11 @@ class graph:
         self._stream = cuda.Stream() if stream is None else stream
 
     def __enter__(self):
+        if self._stream.device_index != cuda.current_device():
+            raise ValueError(
+                f"graph: the stream is of {self._stream.device} (expected one of the current device, cuda:{cuda.current_device()})"
+            )
+        gc.collect()  # not in the middle of the capture
         cuda.synchronize()
         self._stream.wait_stream(cuda.current_stream())
         self._stream.__enter__()
@@ -130,6 +148,8 @@ class graph:
                 raise
         finally:
             self._stream.__exit__()
+        if kind is not None:
+            self._graph.reset()
         cuda.current_stream().wait_stream(self._stream)
 
 

@@ -1,7 +1,8 @@
 /* For tests: what csrc/cuda needs of CUDA's runtime, on the CPU. A launch runs its blocks one after the other; the threads of a block
    take turns, each going on until it comes to a barrier or a shuffle. The device's memory can be touched during launches and copies
    only, so that code of the host that reads it dies, as it would with a GPU. Everything is done when the call returns, but in a
-   stream that is captured: that is written down, and done when the graph is launched. */
+   stream that is captured: that is written down, and done when the graph is launched. What captures forbid is refused by CUDA's own
+   numbers, and ends them. Device and last error belong to the thread, streams and events to their device. */
 #ifndef PD_EMULATOR_CUDA_RUNTIME_H
 #define PD_EMULATOR_CUDA_RUNTIME_H
 
@@ -27,15 +28,16 @@ struct dim3 { unsigned x, y, z; };
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 typedef enum cudaError_t {
-    cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorInvalidDevice = 101, cudaErrorNotReady = 600,
-    cudaErrorStreamCaptureUnsupported = 900, cudaErrorUnknown = 999,
+    cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorInvalidDevice = 101, cudaErrorInvalidResourceHandle = 400, cudaErrorNotReady = 600,
+    cudaErrorStreamCaptureUnsupported = 900, cudaErrorStreamCaptureInvalidated, cudaErrorStreamCaptureMerge, cudaErrorStreamCaptureUnmatched,
+    cudaErrorStreamCaptureUnjoined, cudaErrorStreamCaptureIsolation, cudaErrorCapturedEvent = 907, cudaErrorUnknown = 999,
 } cudaError_t;
 typedef struct emulated_stream *cudaStream_t;
-typedef struct emulated_event { double ms; cudaStream_t stream; } *cudaEvent_t;
+typedef struct emulated_event *cudaEvent_t;
 enum { cudaMemcpyDefault = 4, cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 typedef struct emulated_graph *cudaGraph_t, *cudaGraphExec_t;
 enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
-enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive, cudaStreamCaptureStatusInvalidated };
 struct cudaDeviceProp {
     char name[256];
     int major, minor, multiProcessorCount;
@@ -46,7 +48,9 @@ const char *cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device);
 cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDevice(int *out);
 cudaError_t cudaGetLastError();
+cudaError_t cudaPeekAtLastError();
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaMemGetInfo(size_t *left, size_t *total);
 cudaError_t cudaMalloc(void **out, size_t bytes);
@@ -55,7 +59,6 @@ cudaError_t cudaMallocHost(void **out, size_t bytes);
 cudaError_t cudaFreeHost(void *p);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, cudaStream_t stream);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority);
-cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
@@ -76,10 +79,12 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream);
 
 /* Work of a stream that touches the device's memory: done now, or written down. */
 void pd_emulate_work(cudaStream_t stream, std::function<void()> work);
+/* The same for a launch: the stream has to be the current device's, else it fails. */
+void pd_emulate_launch(cudaStream_t stream, std::function<void()> work);
 /* Runs thread(ctx) for each thread of each block. */
 void pd_emulate_run(unsigned blocks, unsigned threads, void (*thread)(void *ctx), void *ctx);
 template <class F> static void pd_emulate(unsigned blocks, unsigned threads, cudaStream_t stream, F f) {
-    pd_emulate_work(stream, [=] { pd_emulate_run(blocks, threads, [](void *ctx) { (*(const F *)ctx)(); }, (void *)&f); });
+    pd_emulate_launch(stream, [=] { pd_emulate_run(blocks, threads, [](void *ctx) { (*(const F *)ctx)(); }, (void *)&f); });
 }
 
 void __syncthreads();

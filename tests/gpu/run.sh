@@ -75,7 +75,8 @@ part_A() {
 a = pydist.ones(64, 64, device="cuda")
 assert (a @ a)[0, 0].item() == 64
 print(pydist.cuda.get_device_name(), pydist._C.cuda_built(), pydist._C.cublaslt_version(), pydist._C.cudnn_version())' || return
-    tests "devices, memory, streams" 60 1 tests/gpu/test_gpu_device.py # fills the memory: alone
+    tests "devices, memory" 60 1 tests/gpu/test_gpu_device.py # fills the memory: alone
+    tests "streams, captures, threads" 60 1 tests/gpu/test_gpu_streams.py
     tests "cuBLASLt and cuDNN" 150 1 tests/gpu/test_gpu_libraries.py tests/engine/test_cuda_libraries.py
     tests "graphs, pinned memory, mixed precision" 60 1 tests/gpu/test_gpu_graphs.py
     tests "kernels at larger sizes, complex numbers" 90 4 tests/gpu/test_gpu_{kernels,complex}.py

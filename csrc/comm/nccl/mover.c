@@ -30,8 +30,7 @@ static pd_status new_one(const char *op, pd_group *g, const pd_device *device, i
     pthread_mutex_init(&c->use, NULL);
     pthread_mutex_init(&c->lock, NULL);
     pd_os_cond_init(&c->changed);
-    pd_status status = pd_nccl_on_device(c);
-    PD_THEN(pd_cuda_result(op, c->cuda->stream_new(&c->stream, PRIORITY)));
+    pd_status status = pd_cuda_stream_take(op, device, PRIORITY, &c->stream);
     c->on = c->stream;
     if (status) pd_nccl_release(c);
     else *out = c;
@@ -45,7 +44,7 @@ void pd_nccl_release(pd_nccl *c) {
         c->cuda->event_free(m->event);
         pd_free(m);
     }
-    if (c->stream) c->cuda->stream_free(c->stream);
+    if (c->stream && !atomic_load(&c->failed)) pd_cuda_stream_back(c->stream); /* else something may hang there */
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);
     pthread_mutex_destroy(&c->use);

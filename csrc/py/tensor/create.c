@@ -62,7 +62,7 @@ static PyObject *finish(pd_tensor *t, const chosen *c) {
     }
     if (c->device && c->device != t->storage->device) {
         pd_tensor *there;
-        pd_status status = pd_move(t, c->device, true, &there);
+        pd_status status = pd_move(t, c->device, PD_WAIT_UNLOCKED, &there);
         pd_tensor_release(t);
         PD_PY_TRY(status);
         t = there;

@@ -25,7 +25,7 @@ pd_dtype pd_py_number_dtype(const pd_scalar *s) {
 /* Reads a number and its dtype; NumPy's scalars have a dtype of their own. */
 static bool read_leaf(PyObject *o, pd_scalar *s, bool cast, pd_dtype *dtype) {
     if (pd_py_is_tensor(o)) {
-        if (!pd_py_scalar(pd_py_tensor(o), s)) return false;
+        if (!pd_py_scalar(pd_py_tensor(o), PD_WAIT, s)) return false;
         *dtype = (pd_dtype)pd_py_tensor(o)->dtype;
         return true;
     }
@@ -172,7 +172,7 @@ static bool fill_nested(PyObject *o, int depth, const nest *n, pd_dtype t, char 
         pd_scalar s;
         if (length_of(o) != LEAF) return changed();
         if (pd_py_is_tensor(o)) {
-            if (!pd_py_scalar(pd_py_tensor(o), &s)) return false;
+            if (!pd_py_scalar(pd_py_tensor(o), PD_WAIT, &s)) return false;
         } else if (!pd_py_number(o, &s)) return changed();
         pd_status status = pd_scalar_fits("tensor", &s, t);
         if (status) {

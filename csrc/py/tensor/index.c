@@ -76,7 +76,7 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
     int64_t covers = pd_is_mask(t) ? t->ndim : 1;
     if (covers == 0) { /* a 0-d mask is like x[True] */
         pd_scalar at;
-        bool read = pd_py_scalar(t, &at), on = read && at.i;
+        bool read = pd_py_scalar(t, PD_WAIT, &at), on = read && at.i;
         pd_tensor_release(t);
         if (!read) return false;
         return add_tensor(x, on ? Py_True : Py_False, dim);

@@ -78,7 +78,7 @@ METHOD(is_floating_point) { (void)args; T; return PyBool_FromLong(pd_dtype_is_fl
 
 PyObject *pd_py_item(const pd_tensor *t) {
     pd_scalar s;
-    if (!pd_py_scalar(t, &s)) return NULL;
+    if (!pd_py_scalar(t, PD_WAIT_UNLOCKED, &s)) return NULL;
     if (s.cat == PD_CAT_BOOL) return PyBool_FromLong(s.i != 0);
     if (s.cat == PD_CAT_COMPLEX) return PyComplex_FromDoubles(s.d, s.im);
     return s.cat == PD_CAT_INT ? PyLong_FromLongLong(s.i) : PyFloat_FromDouble(s.d);
@@ -118,7 +118,7 @@ METHOD(tolist) {
     (void)args;
     T;
     pd_tensor *near, *own; /* making lists may run the garbage collector, and code that gives the tensor other memory */
-    PD_PY_TRY(pd_move(t, &pd_device_cpu, true, &near));
+    PD_PY_TRY(pd_move(t, &pd_device_cpu, PD_WAIT_UNLOCKED, &near));
     pd_status status = pd_tensor_alias(near, false, &own);
     pd_tensor_release(near);
     PD_PY_TRY(status);
@@ -196,7 +196,7 @@ CAST(double, PD_F64) CAST(half, PD_F16) CAST(bfloat16, PD_BF16) CAST(short, PD_I
     return cast_to(self, PD_BOOL, false);
 }
 /* [new] self on device d; self itself if it is there. */
-static PyObject *moved(PyObject *self, const pd_device *d, bool wait) {
+static PyObject *moved(PyObject *self, const pd_device *d, pd_copy_wait wait) {
     T;
     pd_tensor *out;
     if (t->storage->device == d) return Py_NewRef(self);
@@ -207,7 +207,7 @@ static PyObject *m_cpu(PyObject *self, PyObject *args, PyObject *kwargs) {
     PyObject *f = pd_py.preserve_format, *near, *result;
     static char *names[] = {"memory_format", NULL};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:cpu", names, &f) || !pd_py_format(f, "cpu")) return NULL;
-    near = moved(self, &pd_device_cpu, true);
+    near = moved(self, &pd_device_cpu, PD_WAIT_UNLOCKED);
     result = near ? in_format(near, f, "cpu") : NULL;
     Py_XDECREF(near);
     return result;
@@ -259,7 +259,8 @@ static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
             return PyErr_Format(PyExc_TypeError, "to: got an unexpected keyword argument %R", key);
     }
     bool away = device != t->storage->device;
-    PyObject *there = moved(self, device, wait), *cast = there ? cast_to(there, (pd_dtype)dtype, copy && !away) : NULL;
+    PyObject *there = moved(self, device, wait ? PD_WAIT_UNLOCKED : PD_NO_WAIT);
+    PyObject *cast = there ? cast_to(there, (pd_dtype)dtype, copy && !away) : NULL;
     PyObject *result = cast && f ? in_format(cast, f, "to") : cast;
     Py_XDECREF(there);
     if (result != cast) Py_DECREF(cast);
@@ -357,7 +358,8 @@ static PyObject *m_numpy(PyObject *self, PyObject *args, PyObject *kwargs) {
     int force = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:numpy", names, &force)) return NULL;
     if (!force) return pd_py_numpy(self);
-    PyObject *detached = m_detach(self, NULL), *near = detached ? moved(detached, &pd_device_cpu, true) : NULL,
+    PyObject *detached = m_detach(self, NULL),
+             *near = detached ? moved(detached, &pd_device_cpu, PD_WAIT_UNLOCKED) : NULL,
              *array = near ? pd_py_numpy(near) : NULL;
     Py_XDECREF(detached);
     Py_XDECREF(near);

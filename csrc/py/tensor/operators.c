@@ -47,7 +47,7 @@ static int nb_bool(PyObject *self) {
             pd_tensor_shape(t));
         return -1;
     }
-    if (!pd_py_scalar(t, &s)) return -1;
+    if (!pd_py_scalar(t, PD_WAIT_UNLOCKED, &s)) return -1;
     return s.cat >= PD_CAT_FLOAT ? s.d != 0 || s.im != 0 : s.i != 0;
 }
 
@@ -114,7 +114,7 @@ static int contains(PyObject *self, PyObject *value) { /* whether value equals a
         pd_py_raise(status);
         return -1;
     }
-    bool read = pd_py_scalar(any, &found);
+    bool read = pd_py_scalar(any, PD_WAIT_UNLOCKED, &found);
     pd_tensor_release(any);
     if (!read) return -1;
     return found.i != 0;

@@ -190,8 +190,8 @@ PyObject *pd_py_device_of(const pd_tensor *t) {
     return d->kind == PD_DEVICE_CPU ? Py_NewRef(pd_py.cpu) : new_device(DEVICE_CUDA, d->index);
 }
 
-bool pd_py_scalar(const pd_tensor *t, pd_scalar *out) {
-    pd_status status = pd_item(t, out);
+bool pd_py_scalar(const pd_tensor *t, pd_copy_wait wait, pd_scalar *out) {
+    pd_status status = pd_item(t, wait, out);
     if (status) pd_py_raise(status);
     return !status;
 }
