@@ -53,7 +53,7 @@ def test_a_missing_library_is_named(tmp_path, what, why):
 def test_questions_have_answers_here():
     if pydist.cuda.is_available():
         pytest.skip("there is a device")
-    with pytest.raises(RuntimeError, match="cuda.current_device: no CUDA device"):
+    with pytest.raises(RuntimeError, match="cuda.current_device: there is no CUDA device"):
         pydist.cuda.current_device()
     assert pydist.cuda.memory_allocated() == 0 and not pydist.cuda.is_initialized()
     assert not pydist.zeros(1).is_cuda and pydist.zeros(1).get_device() == -1

@@ -74,7 +74,7 @@ def test_numbers_on_the_cpu_follow():
 def test_mixed_devices_are_refused():
     x, y = pydist.ones(3, device="cuda"), pydist.ones(3)
     for bad in (lambda: x + y, lambda: y + x, lambda: y.add_(x), lambda: x.add_(y), lambda: pydist.where(y > 0, x, x)):
-        with pytest.raises(RuntimeError, match="different devices: c.*expected one device"):
+        with pytest.raises(RuntimeError, match="on the same device: got c.* and, for input.*expected one device"):
             bad()
     with pytest.raises(RuntimeError, match="invalid device ordinal 100"):
         pydist.ones(3, device="cuda:100")
