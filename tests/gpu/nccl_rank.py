@@ -127,8 +127,8 @@ def collectives():
     work = dist.all_reduce(pydist.ones(4, device="cuda"), async_op=True)
     assert work.wait() and work.result()[0].tolist() == [float(size)] * 4 and work.wait(timeout=5)
     assert work.is_completed() and work.exception() is None
-    for wrong, error in ((lambda x: dist.all_reduce(x.to(pydist.int16)), "NCCL has no int16"),
-                         (lambda x: dist.all_reduce(x.to(pydist.int32), dist.ReduceOp.BXOR), "NCCL has no BXOR of int32"),
+    for wrong, error in ((lambda x: dist.all_reduce(x.to(pydist.int16)), "NCCL does not support int16"),
+                         (lambda x: dist.all_reduce(x.to(pydist.int32), dist.ReduceOp.BXOR), "NCCL does not support reduce op BXOR of int32"),
                          (lambda x: dist.all_gather_into_tensor(pydist.zeros(size), x[:1]), "expected cuda")):  # fmt: skip
         try:
             wrong(made(4, "float32").cuda())
