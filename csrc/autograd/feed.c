@@ -31,7 +31,7 @@ static void drop_parts(inbox *box) {
 pd_status pd_run_settle(pd_run *r, entry *e) {
     inbox *box = box_of(r, e);
     pd_status status = PD_OK;
-    qsort(box->parts, box->n, sizeof *box->parts, by_edge);
+    if (box->n > 1) qsort(box->parts, box->n, sizeof *box->parts, by_edge);
     for (size_t i = 0; i < box->n && !status; i++) {
         part *p = &box->parts[i];
         if (p->g && e->needed) status = pd_run_add(r, e, p->index, p->g);
