@@ -408,8 +408,8 @@ def test_bad_tensors():
         ),
         (lambda: dist.all_reduce(x[:1].expand(4, 3)), ValueError, "shape [4, 3], has elements that share memory"),
         (lambda: dist.broadcast(read_only, 0), ValueError, "broadcast: tensor, of shape [4], is read-only"),
-        (lambda: dist.broadcast(x, 2), ValueError, "broadcast: root 2 (expected 0 to 1)"),
-        (lambda: dist.broadcast(x, -1), ValueError, "broadcast: root -1 (expected 0 to 1)"),
+        (lambda: dist.broadcast(x, 2), ValueError, "broadcast: root is 2 (expected 0 to 1)"),
+        (lambda: dist.broadcast(x, -1), ValueError, "broadcast: root is -1 (expected 0 to 1)"),
         (lambda: dist.broadcast(x, "0"), TypeError, "broadcast: root is str (expected an int)"),
         (
             lambda: dist.all_gather(out[:1], x),

@@ -392,7 +392,7 @@ def test_a_server_without_descriptors_waits_for_some():
     s = socket.create_connection((host, int(port)), 10)
     assert handshake(s, b"s" * 32, 0)[0] == WELCOME
     s.close()
-    assert "wait outside: Too many open files" in server.communicate("\n", 60)[1]
+    assert "have to wait: Too many open files" in server.communicate("\n", 60)[1]
 
 
 @pytest.mark.skipif("FULL_LONG" not in os.environ, reason="takes long: .ci/full runs it")
@@ -845,7 +845,7 @@ def test_a_wait_in_the_store_ends_with_rank_0():
             print(e.rank, e)
     """
     (code, out, err) = finish([start(script, url, r, 2) for r in range(2)])[1]
-    assert code == 0 and out.startswith("0 rank 0 is gone"), (out, err)
+    assert code == 0 and out.startswith("0 rank 0, which hosted the control server, is gone"), (out, err)
 
 
 def test_two_jobs_on_one_port():
