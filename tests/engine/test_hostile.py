@@ -214,7 +214,6 @@ def test_numbers_that_cuda_did_not_give_are_refused():
             lambda n: C.cuda_event_record(n, 0, 0),
             lambda n: C.cuda_graph_launch(n, 0, 0),
             lambda n: C.cuda_graph_free(n),
-            lambda n: C.cuda_record(pydist.ones(1), n),
         ):
             with pytest.raises(ValueError, match="not a live"):
                 call(number)
