@@ -204,16 +204,18 @@ def test_a_long_task_is_waited_for():
     assert "rank 1 (last: #2 all_reduce): long task 'tokenise': it sleeps" in warning
 
 
-def test_messages_that_are_late():
+def test_messages_that_are_late(tmp_path):
     script = """
         group = dist.new_group([0, 1], timeout=0.5)
         dist.all_reduce(x, group=group)
         try:
             if rank == 0:
+                while not os.path.exists(os.environ["ASLEEP"]): time.sleep(0.01)
                 dist.recv(x, 1, group=group)
                 time.sleep(60)
             else:
                 with dist.long_task("read", minutes=1):
+                    open(os.environ["ASLEEP"], "w").close()
                     time.sleep(60)
         except InterruptedError:
             pass
@@ -224,16 +226,16 @@ def test_messages_that_are_late():
             except dist.CommTimeout as e:
                 print(str(e).replace("\\n", " "), flush=True)
     """
-    with Ranks(2, script, prelude=PRELUDE, PYDIST_WARN="0.3") as ranks:
+    with Ranks(2, script, prelude=PRELUDE, PYDIST_WARN="0.3", ASLEEP=str(tmp_path / "asleep")) as ranks:
         late = ranks.processes[0].stderr.readline()
         time.sleep(0.3)  # beyond the timeout
         woken(ranks, 1)
         text = ranks.line(1)
         woken(ranks, 0)
         outputs(ranks.wait())
-    line = r"recv\(float32\[4\], src=1, tag=0\) at <string>:15 \(#1\) has waited 0 s for rank 1 \(last: #\d+ \w+\): "
-    assert re.search(line + "long task 'read': it sleeps at <string>:19", late), late
-    assert re.search(r"recv\(.*\) at <string>:25 .*: rank 1 waited .* for rank 0 .*it sleeps at <string>:16", text), (
+    line = r"recv\(float32\[4\], src=1, tag=0\) at <string>:16 \(#1\) has waited 0 s for rank 1 \(last: #\d+ \w+\): "
+    assert re.search(line + "long task 'read': it sleeps at <string>:21", late), late
+    assert re.search(r"recv\(.*\) at <string>:27 .*: rank 1 waited .* for rank 0 .*it sleeps at <string>:17", text), (
         text
     )
 
