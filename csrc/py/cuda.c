@@ -170,6 +170,21 @@ F(cuda_set_stream) {
     pd_cuda_set_stream(d, stream);
     Py_RETURN_NONE;
 }
+/* Waits for a stream or an event. */
+static PyObject *wait_for(const char *op, int (*wait)(void *), void *of) {
+    void *token = pd_host_release();
+    int error = wait(of);
+    pd_host_acquire(token);
+    PD_PY_TRY(pd_cuda_result(op, error));
+    Py_RETURN_NONE;
+}
+/* Whether a stream or an event is done. */
+static PyObject *is_done(const char *op, int (*ask)(void *, bool *), void *of) {
+    bool done = false;
+    PD_PY_TRY(pd_cuda_result(op, ask(of, &done)));
+    return PyBool_FromLong(done);
+}
+
 F(cuda_stream_wait) {
     int index;
     PyObject *n;
@@ -178,22 +193,16 @@ F(cuda_stream_wait) {
     if (!PyArg_ParseTuple(args, "iO:Stream.synchronize", &index, &n) ||
         !asked_at("Stream.synchronize", index, n, &stream))
         return NULL;
-    void *token = pd_host_release();
-    int error = pd_cuda_open()->stream_wait(stream);
-    pd_host_acquire(token);
-    PD_PY_TRY(pd_cuda_result("Stream.synchronize", error));
-    Py_RETURN_NONE;
+    return wait_for("Stream.synchronize", pd_cuda_open()->stream_wait, stream);
 }
 F(cuda_stream_done) {
     int index;
-    bool done = false;
     PyObject *n;
     void *stream;
     (void)module;
     if (!PyArg_ParseTuple(args, "iO:Stream.query", &index, &n) || !asked_at("Stream.query", index, n, &stream))
         return NULL;
-    PD_PY_TRY(pd_cuda_result("Stream.query", pd_cuda_open()->stream_done(stream, &done)));
-    return PyBool_FromLong(done);
+    return is_done("Stream.query", pd_cuda_open()->stream_done, stream);
 }
 
 /* The numbers of events and graphs in use. CUDA would take any other number for a pointer. */
@@ -245,20 +254,14 @@ F(cuda_event_wait) {
     (void)module;
     if (!PyArg_ParseTuple(args, "O:Event.synchronize", &n) || !pointer("Event.synchronize", EVENT, n, false, &event))
         return NULL;
-    void *token = pd_host_release();
-    int error = pd_cuda_open()->event_wait(event);
-    pd_host_acquire(token);
-    PD_PY_TRY(pd_cuda_result("Event.synchronize", error));
-    Py_RETURN_NONE;
+    return wait_for("Event.synchronize", pd_cuda_open()->event_wait, event);
 }
 F(cuda_event_done) {
     PyObject *n;
     void *event;
-    bool done = false;
     (void)module;
     if (!PyArg_ParseTuple(args, "O:Event.query", &n) || !pointer("Event.query", EVENT, n, false, &event)) return NULL;
-    PD_PY_TRY(pd_cuda_result("Event.query", pd_cuda_open()->event_done(event, &done)));
-    return PyBool_FromLong(done);
+    return is_done("Event.query", pd_cuda_open()->event_done, event);
 }
 
 /* A function that frees an event or a graph; in a forked process it only forgets the number. */
