@@ -429,7 +429,7 @@ F(gpu_settings) {
     }
     return Py_BuildValue("(NNNNN)", PyBool_FromLong(pd_gpu.matmul_tf32), PyBool_FromLong(pd_gpu.conv_tf32),
                          PyBool_FromLong(pd_gpu.conv_tune), PyBool_FromLong(pd_gpu.conv_own),
-                         PyBool_FromLong(pd_gpu.matmul_tune || pd_flags_get()->CUDA_TUNE));
+                         PyBool_FromLong(pd_gpu.matmul_tune));
 }
 
 #define ROW(name, text) {#name, name, METH_VARARGS, text}
@@ -487,6 +487,7 @@ static PyMethodDef functions[] = {
     {0}};
 
 int pd_py_add_cuda(PyObject *module) {
+    pd_gpu.matmul_tune = pd_flags_get()->CUDA_TUNE;
     for (int k = 0; k < KINDS; k++)
         if (!(given[k] = PySet_New(NULL))) return -1;
     return PyModule_AddFunctions(module, functions);

@@ -58,3 +58,10 @@ def test_questions_have_answers_here():
     assert pydist.cuda.memory_allocated() == 0 and not pydist.cuda.is_initialized()
     assert not pydist.zeros(1).is_cuda and pydist.zeros(1).get_device() == -1
     assert any(line.startswith("CUDA: ") for line in info.lines())
+
+
+def test_the_environment_sets_timing_of_products_and_a_program_changes_it():
+    program = "from pydist.cuda import tunable as t\nprint(t.is_enabled(), t.enable(False), t.is_enabled())"
+    env = {**os.environ, "PYDIST_CUDA_TUNE": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True None False\n", done.stderr

@@ -271,8 +271,6 @@ static bool shape_fits(const pd_gemm *c, problem *p) {
            side_of(c->M, c->K, c->a_row, c->a_col, &p->b);
 }
 
-static bool tunes(void) { return pd_gpu.matmul_tune || pd_flags_get()->CUDA_TUNE; }
-
 /* Runs the first algorithm that the library does not refuse. False: it refuses all; the next call tries again. */
 static bool serve(void *handle, const problem *p, plan *q, void *scratch, void *stream) {
     int failed = 0;
@@ -307,7 +305,7 @@ static pd_status try(const pd_gemm *c, const void *A, const void *B, const void 
     if (q) {
         if (q->desc && p.bias) lt.MatmulDescSetAttribute(q->desc, LT_DESC_BIAS_POINTER, &p.bias, sizeof p.bias);
         if (!q->desc && q->refusals < ROUNDS) make(handle, &p, q);
-        if (q->desc && tunes() && !q->timed && q->kept.uses >= PD_PLAN_TIMED_AT && !pd_cuda_capturing(d))
+        if (q->desc && pd_gpu.matmul_tune && !q->timed && q->kept.uses >= PD_PLAN_TIMED_AT && !pd_cuda_capturing(d))
             tune(handle, &p, q, scratch, stream);
         *done = q->desc && (q->timed || !sums) && serve(handle, &p, q, scratch, stream);
     }
@@ -322,7 +320,7 @@ static bool takes(const pd_gemm *c, bool bias) {
     return (void)bias, pd_nvidia_ready(&server, pd_flags_get()->CUBLASLT) && shape_fits(c, &p);
 }
 /* Sums in passing are slower than a kernel of their own for many shapes, which only timing tells. */
-static bool makes_sums(const pd_gemm *c) { return tunes() && takes(c, false); }
+static bool makes_sums(const pd_gemm *c) { return pd_gpu.matmul_tune && takes(c, false); }
 static size_t scratch_of(const pd_gemm *c) { return (void)c, WORKSPACE; }
 
 static pd_status run_or_own(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
