@@ -9,6 +9,7 @@
 #include "base/flags.h"
 #include "base/log.h"
 #include "device/cuda.h"
+#include "device/gpu_timer.h"
 #include "device/nvidia.h"
 #include "device/plans.h"
 #include "kernels/backend.h"
@@ -174,14 +175,11 @@ static int run(void *handle, const problem *p, const plan *q, const lt_algo *alg
 }
 
 /* Milliseconds that an algorithm takes; negative: the library refuses it. */
-static float time_of(void *handle, const problem *p, const plan *q, const lt_algo *algo, void *scratch, void *stream,
-                     void *const *events) {
-    const pd_cuda_library *cuda = pd_cuda_open();
-    float ms = -1;
-    bool failed = run(handle, p, q, algo, scratch, stream) || cuda->event_record(events[0], stream);
-    for (int i = 0; i < RUNS && !failed; i++) failed = run(handle, p, q, algo, scratch, stream) != 0;
-    failed = failed || cuda->event_record(events[1], stream) || cuda->event_wait(events[1]);
-    return failed || cuda->event_between(events[0], events[1], &ms) ? -1 : ms;
+static float time_of(void *handle, const problem *p, const plan *q, const lt_algo *algo, void *scratch,
+                     const pd_gpu_timer *timer) {
+    bool failed = run(handle, p, q, algo, scratch, timer->stream) || !pd_gpu_timer_begin(timer);
+    for (int i = 0; i < RUNS && !failed; i++) failed = run(handle, p, q, algo, scratch, timer->stream) != 0;
+    return failed ? -1 : pd_gpu_timer_end(timer);
 }
 
 /* Puts the algorithms that the library proposes into the plan; none if it cannot do the product. */
@@ -199,10 +197,10 @@ static void make(void *handle, const problem *p, plan *q) {
 }
 
 /* Moves the fastest algorithm to the front of the plan and returns its milliseconds; negative: none can be timed. */
-static float sort_by_time(void *handle, const problem *p, plan *q, void *scratch, void *stream, void *const *events) {
+static float sort_by_time(void *handle, const problem *p, plan *q, void *scratch, const pd_gpu_timer *timer) {
     float best = -1;
     for (int i = q->at; i < q->count; i++) {
-        float ms = time_of(handle, p, q, &q->algos[i], scratch, stream, events);
+        float ms = time_of(handle, p, q, &q->algos[i], scratch, timer);
         if (ms < 0 || (best >= 0 && ms >= best)) continue;
         best = ms;
         lt_algo faster = q->algos[i];
@@ -213,56 +211,51 @@ static float sort_by_time(void *handle, const problem *p, plan *q, void *scratch
 }
 
 /* Milliseconds of summing A's rows by our own kernel, which the sums that a product makes in passing save. */
-static float time_of_sums(const problem *p, void *stream, void *const *events) {
-    const pd_cuda_library *cuda = pd_cuda_open();
+static float time_of_sums(const problem *p, const pd_gpu_timer *timer) {
     const pd_gemm *c = p->c;
     const pd_block b = {.outer = 1, .n = c->K, .inner = c->M};
-    float ms = -1;
-    bool failed = cuda->event_record(events[0], stream);
+    if (!pd_gpu_timer_begin(timer)) return -1;
     for (int i = 0; i < RUNS; i++)
         pd_here()->fold(PD_FOLD_SUM, c->t, pd_gemm_result(c), &b, p->A, (void *)(uintptr_t)p->bias);
-    failed = failed || cuda->event_record(events[1], stream) || cuda->event_wait(events[1]);
-    return failed || cuda->event_between(events[0], events[1], &ms) ? -1 : ms;
+    return pd_gpu_timer_end(timer);
 }
 
 /* Whether the product and then the sums are faster than q, which makes both at once in so many milliseconds. */
-static bool sums_are_slower(void *handle, const problem *p, float ms, void *scratch, void *stream,
-                            void *const *events) {
+static bool sums_are_slower(void *handle, const problem *p, float ms, void *scratch, const pd_gpu_timer *timer) {
     problem product = *p;
     product.bias = NULL;
     product.sums = false;
     plan *plain = plan_of(&product, pd_device_here->index);
     if (!plain) return false;
     if (!plain->desc && plain->refusals < ROUNDS) make(handle, &product, plain);
-    float apart = plain->desc ? sort_by_time(handle, &product, plain, scratch, stream, events) : -1;
+    float apart = plain->desc ? sort_by_time(handle, &product, plain, scratch, timer) : -1;
     plain->timed = plain->desc != NULL;
-    return ms < 0 || (apart >= 0 && apart + time_of_sums(p, stream, events) < ms);
+    return ms < 0 || (apart >= 0 && apart + time_of_sums(p, timer) < ms);
 }
 
 /* Times the algorithms of a plan, in other memory where C is added to; gives up one that makes sums more slowly than a
    kernel of its own. */
 static void tune(void *handle, const problem *p, plan *q, void *scratch, void *stream) {
-    const pd_cuda_library *cuda = pd_cuda_open();
     const pd_device *d = pd_device_here;
     const pd_gemm *c = p->c;
     const size_t bytes =
         (size_t)((c->batch - 1) * c->c_batch + (c->M - 1) * c->c_row + c->N) * pd_dtype_size(pd_gemm_result(c));
-    void *events[2] = {NULL, NULL}, *other = NULL;
+    void *other = NULL;
+    pd_gpu_timer timer;
     problem trial = *p;
     q->timed = true;
     if (c->beta && d->alloc(d, bytes, &other)) return;
     if (other) trial.C = other;
-    if (!cuda->event_new(&events[0], true) && !cuda->event_new(&events[1], true)) {
-        float ms = sort_by_time(handle, &trial, q, scratch, stream, events);
-        if (p->sums && sums_are_slower(handle, &trial, ms, scratch, stream, events)) {
+    if (pd_gpu_timer_open(&timer, stream)) {
+        float ms = sort_by_time(handle, &trial, q, scratch, &timer);
+        if (p->sums && sums_are_slower(handle, &trial, ms, scratch, &timer)) {
             drop(&q->kept);
             q->refusals = ROUNDS;
         }
     }
     if (other) d->free(d, other, bytes);
-    for (int i = 0; i < 2; i++)
-        if (events[i]) cuda->event_free(events[i]);
-    cuda->failed(); /* forgets what an algorithm left behind that could not run */
+    pd_gpu_timer_close(&timer);
+    pd_cuda_open()->failed(); /* forgets what an algorithm left behind that could not run */
 }
 
 static bool shape_fits(const pd_gemm *c, problem *p) {

@@ -6,6 +6,7 @@
 #include "base/flags.h"
 #include "base/log.h"
 #include "device/cuda.h"
+#include "device/gpu_timer.h"
 #include "device/nvidia.h"
 #include "device/plans.h"
 #include "kernels/backend.h"
@@ -186,24 +187,20 @@ static int execute(void *handle, void *made, int64_t workspace, void *const poin
 }
 
 /* Milliseconds that a plan takes; negative: it cannot run. */
-static float time_of(void *handle, void *made, int64_t workspace, void *const pointers[3], void *const *events) {
-    const pd_cuda_library *cuda = pd_cuda_open();
-    void *stream = pd_cuda_stream(pd_device_here);
-    float ms = -1;
-    bool failed = execute(handle, made, workspace, pointers) || cuda->event_record(events[0], stream);
+static float time_of(void *handle, void *made, int64_t workspace, void *const pointers[3], const pd_gpu_timer *timer) {
+    bool failed = execute(handle, made, workspace, pointers) || !pd_gpu_timer_begin(timer);
     for (int i = 0; i < RUNS && !failed; i++) failed = execute(handle, made, workspace, pointers) != 0;
-    failed = failed || cuda->event_record(events[1], stream) || cuda->event_wait(events[1]);
-    return failed || cuda->event_between(events[0], events[1], &ms) ? -1 : ms;
+    return failed ? -1 : pd_gpu_timer_end(timer);
 }
 
 /* Chooses the first plan of the heuristics that can be made, or, with `timed`, the fastest of them. */
 static void choose(maker *m, void *handle, const pd_conv *c, void *of, int mode, void *const pointers[3], bool timed) {
-    const pd_cuda_library *cuda = pd_cuda_open();
     plan *q = m->q;
-    void *configs[CONFIGS], *heuristics = new_desc(m, DNN_ENGINEHEUR), *events[2] = {NULL, NULL};
+    void *configs[CONFIGS], *heuristics = new_desc(m, DNN_ENGINEHEUR);
     int64_t count = 0;
     float best = -1;
-    bool times = timed && !cuda->event_new(&events[0], true) && !cuda->event_new(&events[1], true);
+    pd_gpu_timer timer = {NULL, NULL, NULL};
+    bool times = timed && pd_gpu_timer_open(&timer, pd_cuda_stream(pd_device_here));
     set_desc(m, heuristics, DNN_A_HEUR_GRAPH, of);
     set(m, heuristics, DNN_A_HEUR_MODE, DNN_T_HEUR_MODE, 1, &mode);
     finalize(m, heuristics);
@@ -213,7 +210,7 @@ static void choose(maker *m, void *handle, const pd_conv *c, void *of, int mode,
     for (int64_t i = 0; i < count && !m->failed && (times || !q->run); i++) {
         int64_t workspace = 0;
         void *one = acceptable(configs[i], c) ? plan_by(handle, configs[i], &workspace) : NULL;
-        float ms = one && times ? time_of(handle, one, workspace, pointers, events) : 0;
+        float ms = one && times ? time_of(handle, one, workspace, pointers, &timer) : 0;
         if (one && ms >= 0 && (!q->run || ms < best)) {
             if (q->run) dnn.BackendDestroyDescriptor(q->run);
             best = ms;
@@ -221,9 +218,8 @@ static void choose(maker *m, void *handle, const pd_conv *c, void *of, int mode,
             q->workspace = workspace;
         } else if (one) dnn.BackendDestroyDescriptor(one);
     }
-    for (int i = 0; i < 2; i++)
-        if (events[i]) cuda->event_free(events[i]);
-    cuda->failed(); /* clears the error of a plan that could not run */
+    pd_gpu_timer_close(&timer);
+    pd_cuda_open()->failed(); /* clears the error of a plan that could not run */
 }
 
 static void drop(pd_plan *kept) {
