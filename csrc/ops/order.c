@@ -337,13 +337,14 @@ const pd_op pd_op_scatter_sum = {
 };
 
 #define EQ(p, q, a, b) pd_x_where(v, PD_OP_eq, p, q, a, b)
+/* 1 where x equals y, else 0. */
+static pd_val equal(pd_vjp *v, pd_val x, pd_val y) { return EQ(x, y, all_of(v, 1, x.t, x.t), all_of(v, 0, x.t, x.t)); }
 /* All elements that equal the result share its gradient equally. PyTorch counts input's own element among them even if
    include_self is false. */
 static void extreme_shares(pd_vjp *v, pd_val g, pd_val x, pd_val src, pd_tensor *index, const scatter_attrs *a) {
     const scatter_attrs sum = {a->dim, SUM, 1};
-    pd_val y = pd_val_of(pd_vjp_out(v, 0)), one = all_of(v, 1, x.t, x.t), none = all_of(v, 0, x.t, x.t);
-    pd_val mine = EQ(x, y, one, none);
-    pd_val theirs = EQ(src, gathered(v, y, index, a), all_of(v, 1, src.t, src.t), all_of(v, 0, src.t, src.t));
+    pd_val y = pd_val_of(pd_vjp_out(v, 0));
+    pd_val mine = equal(v, x, y), theirs = equal(v, src, gathered(v, y, index, a));
     pd_val share = DIV(g, scattered(v, PD_OP_scatter_sum, mine, theirs, index, sum));
     set_own(v, MUL(mine, share), index, a);
     if (pd_vjp_needs(v, 1)) pd_vjp_set(v, 1, MUL(theirs, gathered(v, share, index, a)).t);
@@ -357,7 +358,7 @@ static void product_of_others(pd_vjp *v, pd_val g, pd_val x, pd_val src, pd_tens
         set_own(v, DIV(MUL(g, scattered(v, op, own, src, index, *a)), own), index, a);
     }
     if (!pd_vjp_needs(v, 1)) return;
-    pd_val zero = EQ(src, C(0), all_of(v, 1, src.t, src.t), all_of(v, 0, src.t, src.t));
+    pd_val zero = equal(v, src, C(0));
     pd_val zeros = gathered(v, scattered(v, PD_OP_scatter_sum, all_of(v, 0, x.t, x.t), zero, index, sum), index, a);
     pd_val only = MUL(zero, EQ(zeros, C(1), C(1), C(0)));
     pd_val without = scattered(v, op, x, EQ(only, C(1), C(1), src), index, *a);
