@@ -4,13 +4,15 @@ import importlib
 import pkgutil
 import types
 
+import pydist
+
 
 def modules():
     """({name: module} of all public modules, {name: error} of those that cannot be imported here).
 
     A module is public where no part of its name begins with an underscore.
     """
-    names = [name for _, name, _ in pkgutil.walk_packages(_package().__path__, "pydist.", onerror=lambda name: None)]
+    names = [name for _, name, _ in pkgutil.walk_packages(pydist.__path__, "pydist.", onerror=lambda name: None)]
     found, missing = {}, {}
     for name in ["pydist", *sorted(name for name in names if "._" not in name)]:
         try:
@@ -18,10 +20,6 @@ def modules():
         except ImportError as error:  # of an extra that is not installed
             missing[name] = error
     return found, missing
-
-
-def _package():
-    return importlib.import_module("pydist")
 
 
 def public(module):
