@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 
-from benchmarks import cuda, report
+from benchmarks import count, cuda, report
 from benchmarks.harness import run
 from benchmarks.paired import FRAMEWORKS, MachineBusy, Peer, installed, paired, spread
 from benchmarks.programs import CASES
@@ -33,8 +33,8 @@ def can(framework, name, dtype, ranks):
 def bits(name, dtype, threads, ranks, again):
     """{how it ran: hash of pydist's parameters after 20 steps}: in another process, and with one thread."""
     found = {}
-    for label, count in (("run again", threads), ("1 thread", 1)) if again else ():
-        peer = Peer("pydist", count, ranks)
+    for label, cores in (("run again", threads), ("1 thread", 1)) if again else ():
+        peer = Peer("pydist", cores, ranks)
         try:
             peer.ask("workload", name, dtype)
             found[label] = peer.ask("after", STEPS)[0][0]
@@ -135,6 +135,11 @@ def parse():
         help="cuda: gpt2-124M and resnet50 in bfloat16, next to torch's",
     )
     parser.add_argument(
+        "--count",
+        action="store_true",
+        help="with --device cuda: count launches, bytes and FLOPs of a step of pydist on the emulator, and predict its time",
+    )
+    parser.add_argument(
         "--ranks",
         type=lambda text: [int(n) for n in text.split(",")],
         default=[1],
@@ -155,6 +160,8 @@ def parse():
     args.frameworks = ["pydist", *(f for f in args.frameworks if f != "pydist")]
     if unknown := [f for f in args.frameworks if f not in FRAMEWORKS]:
         parser.error(f"--frameworks: {', '.join(unknown)} (expected of {', '.join(FRAMEWORKS)})")
+    if args.count and args.device != "cuda":
+        parser.error("--count is for --device cuda")
     if args.repeats < 1 or args.threads < 1:
         parser.error("--repeats and --threads are at least 1")
     if len(os.sched_getaffinity(0)) < 2:
@@ -164,6 +171,8 @@ def parse():
 
 def main():
     args = parse()
+    if args.count:
+        sys.exit(not count.run(args.cases))
     if args.device == "cuda":
         sys.exit(not cuda.run(args.cases, args.frameworks))
 

@@ -28,8 +28,8 @@ def work(module, model, sizes, batch):
     return batch[0].numel(), "tokens", 6 * parameters + 6 * layers * width * tokens
 
 
-def measure(framework, case):
-    """{"ms", "rate", "unit", "utilisation", "loss", "memory"} of the case here."""
+def training(framework, case):
+    """(a step, which returns the loss; items of a step, what they are, FLOPs of an item) of the case on the GPU."""
     lib = import_module(FRAMEWORKS[framework])
     file, sizes = ON_CUDA[case]
     module = import_module(f"benchmarks.workloads.{file}")
@@ -38,7 +38,6 @@ def measure(framework, case):
     model, batch, optimizer_of = module.make(lib, module.BEST.get(lib.__name__, {}), **sizes)
     model = model.cuda()
     batch, optimizer = tuple(t.cuda() for t in batch), optimizer_of(model.parameters())
-    items, unit, flops = work(module, model, sizes, batch)
     forward = lib.compile(model) if framework == "torch.compile" else model
 
     def step():
@@ -49,6 +48,13 @@ def measure(framework, case):
         optimizer.zero_grad()
         return loss.detach()
 
+    return step, *work(module, model, sizes, batch)
+
+
+def measure(framework, case):
+    """{"ms", "rate", "unit", "utilisation", "loss", "memory"} of the case here."""
+    lib = import_module(FRAMEWORKS[framework])
+    step, items, unit, flops = training(framework, case)
     for _ in range(WARM):
         loss = step()
     lib.cuda.synchronize()

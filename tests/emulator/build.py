@@ -24,7 +24,7 @@ def build(target):
     """Makes the library. Raises CalledProcessError where a source does not compile."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     fma = ["-mfma"] if platform.machine() == "x86_64" and " fma " in Path("/proc/cpuinfo").read_text() else []
-    sources = [*sorted((TOP / "csrc/cuda").glob("*.cu")), HERE / "emulator.cpp", HERE / "libraries.cpp"]
+    sources = [*sorted((TOP / "csrc/cuda").glob("*.cu")), *sorted(HERE.glob("*.cpp"))]
     with tempfile.TemporaryDirectory() as folder:
 
         def compile_one(source):

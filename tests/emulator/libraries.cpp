@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "count.h"
 #include "cuda_runtime.h"
 #include "kernels/cublaslt/lt.h"
 #include "kernels/cudnn/dnn.h"
@@ -34,6 +35,8 @@ static void put(kind k, void *p, int64_t i, double v) {
     default: ((pd_bf16 *)p)[i] = pd_f32_to_bf16((float)v);
     }
 }
+static double size_of(kind k) { return k == K_F64 ? 8 : k == K_F32 ? 4 : 2; }
+static const char *name_of(kind k) { return k == K_F64 ? "float64" : k == K_F32 ? "float32" : k == K_F16 ? "float16" : "bfloat16"; }
 static double tf32(double v) { /* 10 bits of fraction */
     float f = (float)v;
     uint32_t bits;
@@ -171,8 +174,21 @@ static void lt_run(const lt_call &r) {
                 put(r.c.type, r.D, to, sum);
             }
 }
-EXPORT int cublasLtMatmul(void *, void *desc, const void *alpha, const void *A, void *a, const void *B, void *b, const void *beta, const void *C,
-                          void *c, void *D, void *d, const lt_algo *algo, void *workspace, size_t bytes, void *stream) {
+/* Each operand once; C only where it is added to. */
+static pd_work lt_work(const lt_call &r, uint64_t k) {
+    auto bytes = [](const lt_layout &l) { return (double)l.count * (double)(l.rows * l.cols) * size_of(l.type); };
+    double out = bytes(r.c),
+           bias = r.d.epilogue == LT_EPILOGUE_DEFAULT
+                      ? 0
+                      : (double)(r.d.epilogue == LT_EPILOGUE_BGRADB ? r.c.cols : r.c.rows) * size_of(r.c.type);
+    bool sums = r.d.epilogue == LT_EPILOGUE_BGRADB;
+    return {std::string("product ") + name_of(r.a.type) + (r.c.type != r.a.type ? " to float32" : ""),
+            bytes(r.a) + bytes(r.b) + (r.beta != 0 ? out : 0) + (sums ? 0 : bias), out + (sums ? bias : 0),
+            2.0 * (double)r.c.count * (double)(r.c.rows * r.c.cols * k), 1};
+}
+EXPORT int cublasLtMatmul(void *, void *desc, const void *alpha, const void *A, void *a, const void *B, void *b,
+                          const void *beta, const void *C, void *c, void *D, void *d, const lt_algo *algo,
+                          void *workspace, size_t bytes, void *stream) {
     lt_call r = {*(lt_desc *)desc, *(lt_layout *)a, *(lt_layout *)b, *(lt_layout *)c, A, B, C, D, 0, 0};
     bool wide = r.d.scale == LT_R_64F;
     uint64_t m = r.d.turned[0] ? r.a.cols : r.a.rows, k = r.d.turned[0] ? r.a.rows : r.a.cols;
@@ -188,6 +204,7 @@ EXPORT int cublasLtMatmul(void *, void *desc, const void *alpha, const void *A, 
     if (pd_lt_slow & bits) usleep(3000);
     r.alpha = wide ? *(const double *)alpha : *(const float *)alpha;
     r.beta = wide ? *(const double *)beta : *(const float *)beta;
+    if (pd_counts()) pd_count(lt_work(r, k));
     pd_emulate_work((cudaStream_t)stream, [=] { lt_run(r); });
     return OK;
 }
@@ -322,6 +339,15 @@ static void dnn_run(const dnn_call &r) {
                             }
     for (auto &sum : sums) put(out.type, out.p, sum.first, sum.second);
 }
+static pd_work dnn_work(const dnn_call &r) {
+    auto bytes = [](const dnn_tensor &t) {
+        return (double)(t.dims[0] * t.dims[1] * t.dims[2] * t.dims[3]) * size_of(t.type);
+    };
+    double out = bytes(r.what == DNN_CONV_FORWARD ? r.y : r.what == DNN_CONV_DATA ? r.x : r.w);
+    double results = bytes(r.y) / size_of(r.y.type), taps = (double)(r.w.dims[1] * r.w.dims[2] * r.w.dims[3]);
+    return {std::string("convolution ") + name_of(r.x.type), bytes(r.w) + bytes(r.x) + bytes(r.y) - out, out,
+            2 * results * taps, 1};
+}
 EXPORT int cudnnBackendExecute(void *handle, void *plan, void *pack) {
     const dnn_desc *p = (dnn_desc *)plan, *given = (dnn_desc *)pack, *graph = p->desc(DNN_A_HEUR_GRAPH), *op = graph ? graph->desc(DNN_A_GRAPH_OPS) : nullptr;
     if (!p->done || !given->done || !op || !op->done || p->engine <= 0 || !given->one<void *>(DNN_A_PACK_WORKSPACE)) return BAD;
@@ -336,6 +362,7 @@ EXPORT int cudnnBackendExecute(void *handle, void *plan, void *pack) {
         r.padding[i] = conv->one<int64_t>(DNN_A_CONV_PRE_PADDINGS, i);
         r.dilation[i] = conv->one<int64_t>(DNN_A_CONV_DILATIONS, i);
     }
+    if (pd_counts()) pd_count(dnn_work(r));
     pd_emulate_work(*(cudaStream_t *)handle, [=] { dnn_run(r); });
     return OK;
 }

@@ -1,0 +1,454 @@
+/* What each kernel of kernels.def moves, from the arguments of a call. A launch counts each operand that it reads or
+   writes once, and again where another launch of the call, or another pass over rows that the L2 cannot keep, reads
+   it again. `launches` says for how many launches a formula is written: where a call makes more or fewer, the count
+   says so, and the formula is to be mended with the kernel.
+
+   Not counted: sectors of which a strided access uses a part, and what caches lose of operands that many blocks share
+   (weights, keys and values of attention, places of indices). */
+#include <type_traits>
+
+#include "count.h"
+#include "cuda/table.h"
+
+/* ---- what formulas are made of ---- */
+
+static const uint8_t sizes[] = {
+#define PD_DTYPE(E, name, ctype, bytes, cat) bytes,
+#include "base/dtype.def"
+#undef PD_DTYPE
+};
+static const char *const names[] = {
+#define PD_DTYPE(E, name, ctype, bytes, cat) #name,
+#include "base/dtype.def"
+#undef PD_DTYPE
+};
+static double size_of(pd_dtype t) { return sizes[t]; }
+static double wide_size(pd_dtype t) { return t == PD_F64 ? 8 : 4; } /* of statistics and sums */
+static std::string kind(const char *name, pd_dtype t, const char *part = "") {
+    return std::string(name) + " " + names[t] + part;
+}
+
+/* How often memory gives a row that is read `passes` times. It comes from the L2, if that holds the rows of all
+   blocks that run. */
+static double reads(int passes, double rows, double bytes_of_row) {
+    const double l2 = 50e6, running = 132 * 8;
+    return (rows < running ? rows : running) * bytes_of_row > l2 ? passes : 1;
+}
+
+/* How many elements of operand k there are; one that is repeated counts once. */
+static double elements(const pd_loop *l, int k) {
+    double n = l->cells >> k & 1 ? 0 : 1;
+    for (int d = 0; d < l->ndim; d++)
+        if (l->stride[k][d]) n *= (double)l->size[d];
+    return n;
+}
+static bool is_dense(const pd_loop *l, const double *size) {
+    for (int k = 0; k < l->nop; k++)
+        if (l->ndim > 1 ? elements(l, k) > 1 : l->ndim == 1 && l->stride[k][0] && l->stride[k][0] != (int64_t)size[k])
+            return false;
+    return true;
+}
+static bool is_again(const pd_loop *l, int k) { /* the same operand as one before */
+    for (int i = 1; i < k; i++)
+        if (l->ptr[i] == l->ptr[k] && !memcmp(l->stride[i], l->stride[k], (size_t)l->ndim * sizeof(int64_t)))
+            return true;
+    return false;
+}
+static pd_work each(std::string kind, const pd_loop *l, double to, double a, double b, double c) {
+    const double size[] = {to, a, b, c};
+    bool dense = is_dense(l, size);
+    pd_work w = {kind + (dense ? "" : ", strided"), 0, 0, 0, l->numel <= 0 ? 0 : dense || l->numel <= 1 << 30 ? 1 : -1};
+    if (l->numel <= 0) return w;
+    w.written = elements(l, 0) * to;
+    for (int k = 1; k < l->nop; k++)
+        if (!is_again(l, k)) w.read += elements(l, k) * size[k];
+    return w;
+}
+static pd_work each(std::string kind, const pd_loop *l, double size) { return each(kind, l, size, size, size, size); }
+
+/* ---- the kernels: work_of(row, arguments of the call) ---- */
+
+#define PD_KERNEL(devices, result, name, ...) \
+    struct row_##name {};
+#include "kernels/kernels.def"
+#undef PD_KERNEL
+
+/* A kernel without a formula: its bytes are unknown. */
+template <class... A>
+static pd_work work_of(const char *name, A...) {
+    return {std::string(name) + ", no formula", 0, 0, 0, 0};
+}
+
+static pd_work work_of(row_unary, pd_unary fn, pd_dtype t, const pd_loop *l) {
+    static const char *const of[] = {
+#define PD_UNARY(name, ...) #name,
+#include "kernels/unary.def"
+#undef PD_UNARY
+    };
+    return each(kind(of[fn], t), l, size_of(t));
+}
+static pd_work work_of(row_unary_grad, pd_unary fn, pd_dtype t, const pd_loop *l) {
+    pd_work w = work_of(row_unary(), fn, t, l);
+    return w.kind += ", backward", w;
+}
+static pd_work work_of(row_binary, pd_binary fn, pd_dtype t, double, const pd_loop *l) {
+    static const char *const of[] = {
+#define PD_BINARY(name, ...) #name,
+#include "kernels/binary.def"
+#undef PD_BINARY
+    };
+    return each(kind(of[fn], t), l, size_of(t));
+}
+static pd_work work_of(row_binary_grad, pd_binary fn, int, pd_dtype t, double a, const pd_loop *l) {
+    pd_work w = work_of(row_binary(), fn, t, a, l);
+    return w.kind += ", backward", w;
+}
+static pd_work work_of(row_compare, pd_compare, pd_dtype t, const pd_loop *l) {
+    return each(kind("compare", t), l, 1, size_of(t), size_of(t), 0);
+}
+static pd_work work_of(row_ternary, pd_ternary, pd_dtype t, double, const pd_loop *l) {
+    return each(kind("ternary", t), l, size_of(t));
+}
+static pd_work work_of(row_pointwise, pd_pointwise fn, int which, pd_dtype t, const double *, const pd_loop *l) {
+    static const char *const of[] = {
+#define PD_POINTWISE1(name, ...) #name,
+#define PD_POINTWISE2(name, ...) #name,
+#include "kernels/pointwise.def"
+#undef PD_POINTWISE1
+#undef PD_POINTWISE2
+    };
+    return each(kind(of[fn], t, which ? ", backward" : ""), l, size_of(t));
+}
+static pd_work work_of(row_complex_part, pd_complex_part part, pd_dtype t, const pd_loop *l) {
+    return each(kind("complex part", t), l, part == PD_COMPLEX_CONJ ? size_of(t) : size_of(t) / 2, size_of(t), 0, 0);
+}
+static pd_work work_of(row_where, size_t size, const pd_loop *l) {
+    return each("where", l, (double)size, 1, (double)size, (double)size);
+}
+static pd_work work_of(row_copy, pd_dtype to, pd_dtype from, const pd_loop *l) {
+    std::string what = to == from ? kind("copy", to) : kind("cast", from) + " to " + names[to];
+    return each(what, l, size_of(to), size_of(from), 0, 0);
+}
+static pd_work work_of(row_fill, size_t size, const void *, const pd_loop *l) { return each("fill", l, (double)size); }
+static pd_work work_of(row_range, pd_dtype t, void *, int64_t n, double, double) {
+    return {"range", 0, (double)n * size_of(t), 0, n > 0};
+}
+
+/* Stages over chunks, as in fold.cu; between two stages the results of chunks are written and read. A last launch
+   converts. */
+static pd_work folded(std::string kind, pd_block b, double size, double wide, double out) {
+    const bool rows = b.inner == 1 && b.n > 64;
+    const int64_t count = b.outer * b.inner, most = rows ? 4096 : 64,
+                  chunk = rows && b.n > most * most ? (b.n + most - 1) / most : most;
+    pd_work w = {kind, 0, 0, 0, 0};
+    for (int64_t parts = 0; count && parts != 1; b.n = parts, size = wide, w.launches++) {
+        parts = b.n ? (b.n + chunk - 1) / chunk : 1;
+        w.read += (double)(count * b.n) * size;
+        w.written += (double)(count * parts) * wide;
+    }
+    w.read += (double)count * wide;
+    w.written += (double)count * out;
+    w.launches += count > 0;
+    return w;
+}
+static pd_work work_of(row_fold, pd_fold, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *, void *) {
+    double wide = t == PD_F32 || t == PD_F16 || t == PD_BF16 ? 4 : 8;
+    return folded(kind("fold", t), *b, size_of(t), wide, size_of(out_t));
+}
+static pd_work work_of(row_sum_squares, pd_dtype t, int64_t n, const void *, double *) {
+    return folded(kind("sum_squares", t), pd_block{1, n, 1}, size_of(t), 8, 8);
+}
+static double count_of(const pd_block *b) { return (double)(b->outer * b->n * b->inner); }
+static pd_work work_of(row_softmax, bool, pd_dtype t, const pd_block *b, const void *, void *) {
+    double all = count_of(b) * size_of(t);
+    return {kind("softmax", t), all * reads(3, (double)b->outer, (double)b->n * size_of(t)), all, 0, all > 0};
+}
+static pd_work work_of(row_softmax_grad, bool, pd_dtype t, const pd_block *b, const void *, const void *, void *) {
+    double all = count_of(b) * size_of(t);
+    return {kind("softmax", t, ", backward"), 2 * all * reads(2, (double)b->outer, 2 * (double)b->n * size_of(t)), all,
+            0, all > 0};
+}
+
+/* ---- losses ---- */
+
+/* K sums of n doubles: parts of 2048 first, if there are several. */
+static void add_up(pd_work *w, int K, double rows) {
+    double parts = (double)blocks_for((int64_t)rows, 256, 8);
+    w->read += 8 * K * rows;
+    w->launches++;
+    if (parts > 1) w->read += 8 * K * parts, w->written += 8 * K * parts, w->launches++;
+    w->written += K == 2 ? 24 : 8;
+}
+static double loss_size(pd_dtype t, const pd_xent *c) { return c->wide ? wide_size(t) : size_of(t); }
+static pd_work work_of(row_labels, const char *, pd_dtype, const pd_xent *c, double *total, pd_bad_index *) {
+    double rows = (double)c->rows;
+    pd_work w = {"labels", 8 * rows, total ? 8 * rows : 0, 0, rows > 0};
+    if (total) add_up(&w, 1, rows);
+    return w;
+}
+/* Each row is read in one pass; smoothing needs another. */
+static pd_work work_of(row_xent, pd_dtype t, const pd_xent *c, const void *, void *, void *losses, double *) {
+    double rows = c->C > 0 ? (double)c->rows : 0, row = (double)c->C * size_of(t);
+    pd_work w = {kind("cross_entropy", t), rows * (row * (c->smoothing != 0 ? reads(2, rows, row) : 1) + 8), 0, 0,
+                 rows > 0};
+    w.written = rows * (wide_size(t) + 16 + (losses ? loss_size(t, c) : 0));
+    add_up(&w, 2, rows);
+    return w;
+}
+static pd_work work_of(row_xent_grad, pd_dtype t, const pd_xent *c, const void *, const void *, const void *g,
+                       bool each, const void *, double, void *) {
+    double rows = (double)c->rows, row = (double)c->C * size_of(t);
+    return {kind("cross_entropy", t, ", backward"), rows * (row + 8 + wide_size(t) + (g && each ? loss_size(t, c) : 0)),
+            rows * row, 0, rows > 0};
+}
+static pd_work work_of(row_nll, pd_dtype t, const pd_xent *c, const void *, void *losses, double *) {
+    double rows = c->C > 0 ? (double)c->rows : 0;
+    pd_work w = {kind("nll", t), rows * (size_of(t) + 8), rows * (16 + (losses ? loss_size(t, c) : 0)), 0, rows > 0};
+    add_up(&w, 2, rows);
+    return w;
+}
+static pd_work work_of(row_nll_grad, pd_dtype t, const pd_xent *c, const void *g, bool each, const void *, double,
+                       void *) {
+    double rows = (double)c->rows;
+    return {kind("nll", t, ", backward"), rows * (8 + (g && each ? loss_size(t, c) : 0)),
+            rows * (double)c->C * size_of(t), 0, rows > 0};
+}
+
+/* ---- random numbers and indices ---- */
+
+static pd_work work_of(row_dropout, pd_dtype t, int64_t n, double, pd_rng_key, const void *, void *) {
+    return {kind("dropout", t), (double)n * size_of(t), (double)n * size_of(t), 0, n > 0};
+}
+static pd_work drawn(pd_dtype t, int64_t n) { return {kind("random", t), 0, (double)n * size_of(t), 0, n > 0}; }
+static pd_work work_of(row_uniform, pd_dtype t, int64_t n, double, double, pd_rng_key, void *) { return drawn(t, n); }
+static pd_work work_of(row_normal, pd_dtype t, int64_t n, double, double, pd_rng_key, void *) { return drawn(t, n); }
+static pd_work work_of(row_randint, pd_dtype t, int64_t n, int64_t, int64_t, pd_rng_key, void *) { return drawn(t, n); }
+static pd_work work_of(row_bernoulli, pd_dtype t, int64_t n, double, pd_rng_key, void *) { return drawn(t, n); }
+
+static pd_work work_of(row_places, const pd_places *c, int64_t *, pd_bad_index *) {
+    pd_work w = {"places", 0, 8 * (double)c->count, 0, c->count > 0};
+    for (int j = 0; j < c->nby; j++) {
+        double n = 1;
+        for (int d = 0; d < c->ndim; d++)
+            if (c->by[j].stride[d]) n *= (double)c->size[d];
+        w.read += (n < (double)c->count ? n : (double)c->count) * (c->by[j].narrow ? 4 : 8);
+    }
+    return w;
+}
+static pd_work work_of(row_take, int64_t count, size_t bytes, const int64_t *, const char *, char *) {
+    double all = (double)count * (double)bytes;
+    return {"take", 8 * (double)count + all, all, 0, all > 0};
+}
+/* The entries of n places, 16 bytes each: made, sorted in tiles of 512, and merged in pairs of runs. */
+static pd_work sorted(std::string kind, double n) {
+    pd_work w = {kind, 8 * n, 16 * n, 0, 1};
+    int passes = n > 1;
+    for (double run = 512; run < n; run *= 2) passes++;
+    w.read += 16 * n * passes;
+    w.written += 16 * n * passes;
+    w.launches += passes;
+    return w;
+}
+static pd_work work_of(row_put, int64_t count, size_t bytes, const int64_t *, const char *, int64_t, char *) {
+    if (count <= 0 || !bytes) return {"put", 0, 0, 0, 0};
+    pd_work w = sorted("put", (double)count);
+    w.read += (double)count * (16 + (double)bytes);
+    w.written += (double)count * (double)bytes;
+    w.launches++;
+    return w;
+}
+/* As if all places were different. */
+static pd_work work_of(row_put_reduce, pd_fold, pd_dtype t, int64_t count, int64_t n, const int64_t *, const char *src,
+                       int64_t, char *) {
+    double rows = (double)count, all = rows * (double)n * size_of(t), spans = (double)((count - 1) / 64);
+    if (count <= 0 || n <= 0) return {kind("put_reduce", t), 0, 0, 0, 0};
+    if (!src) return {kind("put_reduce", t), 8 * rows, all, 0, 1};
+    pd_work w = sorted(kind("put_reduce", t), rows);
+    w.read += 16 * rows + 2 * all + 32 * spans;
+    w.written += all;
+    w.launches += 1 + (spans > 0);
+    return w;
+}
+
+/* ---- norms ---- */
+
+static double count_of(const pd_batch_norm *c) { return (double)(c->N * c->C * c->S); }
+/* Statistics, and then y: each reads x. */
+static pd_work work_of(row_batch_norm_train, pd_dtype t, const pd_batch_norm *c, const void *, const void *,
+                       const void *, double, void *, void *, void *, void *, void *) {
+    double all = count_of(c) * size_of(t);
+    return {kind("batch_norm", t), 2 * all, all, 0, all > 0 ? 3 : 0};
+}
+static pd_work work_of(row_batch_norm_eval, pd_dtype t, const pd_batch_norm *c, const void *, const void *,
+                       const void *, const void *, const void *, void *) {
+    double all = count_of(c) * size_of(t);
+    return {kind("batch_norm", t), all, all, 0, all > 0 ? 2 : 0};
+}
+/* Sums, and then gx: each reads x and g. */
+static pd_work work_of(row_batch_norm_grad, pd_dtype t, const pd_batch_norm *c, bool, const void *, const void *,
+                       const void *, const void *, const void *, void *gx, void *, void *) {
+    double all = count_of(c) * size_of(t);
+    return {kind("batch_norm", t, ", backward"), (gx ? 4 : 2) * all, gx ? all : 0, 0,
+            all > 0 ? 2 + (gx != nullptr) : -1};
+}
+
+static double row_of(pd_dtype t, const pd_row_norm *c) { return (double)c->n * size_of(t); }
+/* Up to three passes: the mean, the deviation, y. */
+static pd_work work_of(row_row_norm, pd_dtype t, const pd_row_norm *c, const void *, const void *w, const void *b,
+                       void *, void *, void *) {
+    double rows = (double)c->rows, row = row_of(t, c);
+    if (rows * row <= 0) return {kind("norm", t), 0, 0, 0, 0};
+    return {kind("norm", t), rows * row * reads(c->rms ? 2 : 3, rows, row) + row * ((w != nullptr) + (b != nullptr)),
+            rows * (row + 2 * wide_size(t)), 0, 1};
+}
+/* gx in one launch with two passes. gw and gb in another, which reads g and x again, and one that adds up its parts. */
+static pd_work work_of(row_row_norm_grad, pd_dtype t, const pd_row_norm *c, const void *, const void *, const void *w,
+                       const void *, const void *, void *gx, void *gw, void *gb, void *) {
+    const int64_t length = c->rows <= 32 * 256 ? 32 : (c->rows + 255) / 256;
+    const double rows = (double)c->rows, row = row_of(t, c), T = wide_size(t),
+                 parts = 2 * (double)((c->rows + length - 1) / length) * (double)c->n * T;
+    pd_work of = {kind("norm", t, ", backward"), 0, 0, 0, 0};
+    if (rows * row <= 0) return of;
+    if (gx)
+        of.read += 2 * rows * row * reads(2, rows, 2 * row) + 2 * rows * T + (w ? row : 0), of.written += rows * row,
+            of.launches++;
+    if (!gw && !gb) return of;
+    of.read += 2 * rows * row + 2 * rows * T + parts;
+    of.written += parts + row * ((gw != nullptr) + (gb != nullptr));
+    of.launches += 2;
+    return of;
+}
+
+/* ---- attention: operations are those of pairs that causality leaves ---- */
+
+static double pairs(const pd_attention *c) {
+    double nq = (double)c->nq, nk = (double)c->nk, seen = nq < nk ? nq : nk; /* query i sees min(i + 1, nk) keys */
+    return (double)(c->B * c->H) * (c->causal ? seen * (seen + 1) / 2 + (nq - seen) * nk : nq * nk);
+}
+static double queries(const pd_attention *c, int64_t width) {
+    return (double)(c->B * c->H * c->nq * width) * size_of(c->t);
+}
+static double keys(const pd_attention *c, int64_t width) {
+    return (double)(c->B * c->Hkv * c->nk * width) * size_of(c->t);
+}
+static double logs(const pd_attention *c) { return (double)(c->B * c->H * c->nq) * wide_size(c->t); }
+static pd_work work_of(row_attention, const pd_attention *c, const void *, const void *, const void *, const void *,
+                       void *, void *, void *) {
+    return {kind("attention", c->t), queries(c, c->d) + keys(c, c->d) + keys(c, c->dv), queries(c, c->dv) + logs(c),
+            2 * pairs(c) * (double)(c->d + c->dv), 1};
+}
+/* Sums of g * out; then gq, which makes the scores and their gradient again (3 products); then gk and gv, which make
+    both, too (4). */
+static pd_work work_of(row_attention_grad, const pd_attention *c, const void *, const void *, const void *,
+                       const void *, const void *, const void *, const void *, void *, void *, void *, void *) {
+    double operands = queries(c, c->d) + queries(c, c->dv) + keys(c, c->d) + keys(c, c->dv) + 2 * logs(c);
+    return {kind("attention", c->t, ", backward"), 2 * queries(c, c->dv) + 2 * operands,
+            logs(c) + queries(c, c->d) + keys(c, c->d) + keys(c, c->dv), 2 * pairs(c) * (double)(4 * c->d + 3 * c->dv),
+            3};
+}
+
+/* ---- pooling ---- */
+
+static double inputs(const pd_pool *c) { return (double)(c->N * c->C * c->H * c->W) * size_of(c->t); }
+static double results(const pd_pool *c) { return (double)(c->N * c->C * c->P * c->Q); }
+static double place_size(const pd_pool *c) { return c->wide ? 4 : 1; }
+static pd_work work_of(row_max_pool, const pd_pool *c, const void *, void *, void *place) {
+    return {kind("max_pool", c->t), inputs(c), results(c) * (size_of(c->t) + (place ? place_size(c) : 0)), 0,
+            results(c) > 0};
+}
+static pd_work work_of(row_max_pool_grad, const pd_pool *c, const void *, const void *, void *) {
+    return {kind("max_pool", c->t, ", backward"), results(c) * (size_of(c->t) + place_size(c)), inputs(c), 0,
+            inputs(c) > 0};
+}
+static pd_work work_of(row_avg_pool, const pd_pool *c, const void *, void *) {
+    return {kind("avg_pool", c->t), inputs(c), results(c) * size_of(c->t), 0, results(c) > 0};
+}
+static pd_work work_of(row_avg_pool_grad, const pd_pool *c, const void *, void *) {
+    return {kind("avg_pool", c->t, ", backward"), results(c) * size_of(c->t), inputs(c), 0, inputs(c) > 0};
+}
+
+/* ---- optimizers: a launch takes 160 tensors; another comes first, if numbers of the step are on the device ---- */
+
+static pd_work step_of(const char *name, pd_dtype t, const pd_segment_step *s, int64_t count) {
+    pd_work w = {kind(name, t), 0, 0, 0, (int)((count + 159) / 160) + (count > 0 && (s->lr || s->step))};
+    for (int64_t i = 0; i < count; i++, s++) {
+        int kept = 1 + (s->m != nullptr) + (s->v != nullptr) + (s->w != nullptr);
+        w.read += (double)s->n * size_of(t) * (kept + 1);
+        w.written += (double)s->n * (size_of(t) * kept + (s->low ? 2 : 0));
+    }
+    return w;
+}
+#define STEP(name)                                                                                               \
+    static pd_work work_of(row_##name, pd_dtype t, const pd_##name *, const pd_segment_step *s, int64_t count) { \
+        return step_of(#name, t, s, count);                                                                      \
+    }
+STEP(sgd)
+STEP(adam) STEP(adadelta) STEP(rmsprop) STEP(adagrad) STEP(moments) STEP(adamax) STEP(asgd) STEP(rprop) STEP(lion)
+#undef STEP
+    static pd_work work_of(row_unscale, pd_dtype t, int64_t n, const float *, float *, void *) {
+    return {kind("unscale", t), (double)n * size_of(t), (double)n * size_of(t), 0, n > 0};
+}
+static pd_work work_of(row_scale, pd_dtype t, int64_t n, double, void *) {
+    return {kind("scale", t), (double)n * size_of(t), (double)n * size_of(t), 0, n > 0};
+}
+
+/* ---- products and convolutions of our own ---- */
+
+static pd_work work_of(row_gemm, const pd_gemm *c, const void *, const void *, const void *bias, void *, void *) {
+    double s = size_of(c->t), M = (double)c->M, N = (double)c->N, K = (double)c->K, batch = (double)c->batch,
+           out = c->wide ? 4 : s;
+    double a = M * K * (c->a_batch ? batch : 1), b = K * N * (c->b_batch ? batch : 1);
+    return {kind("own product", c->t), (a + b + (bias ? N : 0)) * s + (c->beta ? batch * M * N * out : 0),
+            batch * M * N * out, 2 * batch * M * N * K, -1};
+}
+static pd_work work_of(row_conv, const pd_conv *c, pd_conv_part part, const void *, const void *, const void *,
+                       void *) {
+    double x = (double)(c->N * c->C * c->H * c->W), w = (double)(c->K * c->C / c->groups * c->R * c->S),
+           y = (double)(c->N * c->K * c->P * c->Q);
+    double out = part == PD_CONV_FORWARD ? y : part == PD_CONV_INPUT ? x : w, s = size_of(c->t);
+    return {kind("own convolution", c->t), (x + w + y - out) * s, out * s,
+            2 * y * (double)(c->C / c->groups * c->R * c->S), -1};
+}
+
+/* ---- the table: each kernel behind a function that counts ---- */
+
+template <class Row, class... A>
+static auto find(int, const char *, A... a) -> decltype(work_of(Row(), a...)) {
+    return work_of(Row(), a...);
+}
+template <class Row, class... A>
+static pd_work find(long, const char *name, A... a) {
+    return work_of(name, a...);
+}
+
+template <class Row, class F>
+struct counted;
+template <class Row, class R, class... A>
+struct counted<Row, R (*)(A...)> {
+    static const char *name;
+    static R (*real)(A...);
+    static R call(A... a) {
+        pd_work w;
+        if (pd_counts()) w = find<Row>(0, name, a...);
+        pd_counted_call call(pd_counts() ? &w : nullptr);
+        return real(a...);
+    }
+};
+template <class Row, class R, class... A>
+const char *counted<Row, R (*)(A...)>::name;
+template <class Row, class R, class... A>
+R (*counted<Row, R (*)(A...)>::real)(A...);
+
+pd_kernels pd_emulated_kernels(const pd_kernels &from) {
+    pd_kernels k = from;
+#define PD_KERNEL(devices, result, member, ...)                                         \
+    if (from.member && !std::is_same<result, size_t>::value) { /* size_t: of scratch */ \
+        typedef counted<row_##member, decltype(from.member)> wrapper;                   \
+        wrapper::name = #member;                                                        \
+        wrapper::real = from.member;                                                    \
+        k.member = wrapper::call;                                                       \
+    }
+#include "kernels/kernels.def"
+#undef PD_KERNEL
+    return k;
+}

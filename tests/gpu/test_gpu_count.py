@@ -1,0 +1,162 @@
+"""The count of a training step: bytes of kernels by hand, launches of the hollow emulator beside those of the one that computes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pydist
+from pydist import _C
+from pydist.nn import functional as F
+
+if not pydist.cuda.is_available() or _C.pretended_cuda() or pydist.cuda.get_device_name() != "emulated":
+    pytest.skip("no emulator", allow_module_level=True)
+
+TOP = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP))
+from benchmarks import count
+
+TINY = """
+from benchmarks import count, cuda
+from benchmarks.workloads import gpt
+gpt.SIZES["tiny"] = (2, 2, 32, 24, 2, 80)
+cuda.ON_CUDA["tiny"] = ("gpt", {"size": "tiny"})
+import json
+print(json.dumps(count.counted("tiny")))
+"""
+
+
+def kinds_of(work):
+    """{kind: (launches, bytes read, bytes written)} of work(), which is done once before."""
+    work()
+    with count.Counter() as counter:
+        work()
+    assert count.problems(counter.kinds) == []
+    return {name: (kind["launches"], kind["read"], kind["written"]) for name, kind in counter.kinds.items()}
+
+
+def cuda(*shape, dtype=pydist.float32, **options):
+    return pydist.randn(*shape, **options).to("cuda", dtype)
+
+
+def test_elementwise_kernels_count_each_operand_once():
+    x, y, row = cuda(30, 40), cuda(30, 40), cuda(40)
+    assert kinds_of(lambda: x + y) == {"add float32": (1, 9600, 4800)}
+    assert kinds_of(lambda: x + x) == {"add float32": (1, 4800, 4800)}
+    assert kinds_of(lambda: x * 2) == {"mul float32": (1, 4800, 4800)}
+    assert kinds_of(lambda: x + row) == {"add float32, strided": (1, 4960, 4800)}
+    assert kinds_of(lambda: x.clone()) == {"copy float32": (1, 4800, 4800)}
+    assert kinds_of(lambda: x.to(pydist.bfloat16)) == {"cast float32 to bfloat16": (1, 4800, 2400)}
+    assert kinds_of(lambda: x.t().contiguous()) == {"copy float32, strided": (1, 4800, 4800)}
+
+
+def test_a_reduction_counts_its_stages():
+    x = cuda(10000, dtype=pydist.bfloat16)
+    # three chunks of 4096, one of the three sums, the conversion
+    assert kinds_of(x.sum) == {"fold bfloat16": (3, 20000 + 12 + 4, 12 + 4 + 2)}
+
+
+def test_layer_norm_counts_what_two_kernels_read():
+    x, w, b = cuda(50, 24), cuda(24), cuda(24)
+    row, stats = 24 * 4, 2 * 50 * 4
+    assert kinds_of(lambda: F.layer_norm(x, (24,), w, b)) == {"norm float32": (1, 50 * row + 2 * row, 50 * row + stats)}
+    y, g = F.layer_norm(x.requires_grad_(), (24,), w.requires_grad_(), b.requires_grad_()), cuda(50, 24)
+    found = kinds_of(lambda: pydist.autograd.grad(y, (x, w, b), g, retain_graph=True))
+    parts = 2 * 2 * row  # 50 rows in two parts, each with sums for w and for b
+    assert found["norm float32, backward"] == (3, 4 * 50 * row + 2 * stats + row + parts, 50 * row + parts + 2 * row)
+
+
+def test_cross_entropy_counts_one_pass():
+    x, target = (
+        cuda(40, 100, dtype=pydist.bfloat16).requires_grad_(),
+        pydist.zeros(40, dtype=pydist.int64, device="cuda"),
+    )
+    found = kinds_of(lambda: F.cross_entropy(x, target))
+    # rows, labels, and the sums of loss and weight; the log of the sum of e^, loss and weight of each row, three sums
+    assert found["cross_entropy bfloat16"] == (2, 8000 + 40 * 8 + 40 * 16, 40 * 4 + 40 * 16 + 24)
+    loss = F.cross_entropy(x, target)
+    found = kinds_of(lambda: pydist.autograd.grad(loss, x, retain_graph=True))
+    assert found["cross_entropy bfloat16, backward"] == (1, 8000 + 40 * 8 + 40 * 4, 8000)
+
+
+def test_an_optimizer_counts_its_arrays():
+    parameters = [cuda(1000).requires_grad_() for _ in range(3)]
+    for p in parameters:
+        p.grad = cuda(1000)
+    optimizer = pydist.optim.AdamW(parameters)
+    assert kinds_of(optimizer.step) == {"adam float32": (1, 3 * 4 * 4000, 3 * 3 * 4000)}
+
+
+def test_products_count_operations():
+    x, w = cuda(20, 30, dtype=pydist.bfloat16), cuda(40, 30, dtype=pydist.bfloat16)
+    with count.Counter() as counter:
+        F.linear(x, w)
+    (found,) = counter.kinds.values()
+    assert (found["flops"], found["read"], found["written"]) == (2 * 20 * 30 * 40, 2 * (600 + 1200), 2 * 800)
+
+
+def test_attention_counts_what_causality_leaves():
+    q, k, v = (cuda(2, 3, 40, 16, dtype=pydist.bfloat16).requires_grad_() for _ in range(3))
+    pairs = 2 * 3 * 40 * 41 // 2
+    with count.Counter() as counter:
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+    assert counter.kinds["attention bfloat16"]["flops"] == 2 * pairs * 16 * 2  # two products
+    assert counter.kinds["attention bfloat16, backward"]["flops"] == 7 * pairs * 16 * 2  # the scores are made twice
+
+
+def run(code, hollow):
+    libraries = (
+        {} if os.environ.get("PYDIST_CUBLASLT") != "none" else {"PYDIST_CUBLASLT": "none", "PYDIST_CUDNN": "none"}
+    )
+    environment = {**os.environ, **libraries, "EMULATOR_HOLLOW": "1" if hollow else "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=TOP, env=environment)
+    assert not done.returncode, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_hollow_emulator_counts_what_the_other_one_does():
+    full, hollow = run(TINY, False), run(TINY, True)
+    assert full["kinds"] == hollow["kinds"] and count.problems(full["kinds"]) == []
+    layers, width, tokens, vocabulary = 2, 32, 2 * 24, 80
+    products = sum(kind["flops"] for name, kind in full["kinds"].items() if "product" in name)
+    assert products == 6 * tokens * (12 * layers * width * width + vocabulary * width)
+    attention = sum(kind["flops"] for name, kind in full["kinds"].items() if "attention" in name)
+    assert attention == 9 * layers * 2 * (24 * 25 // 2) * width * 2
+
+
+def test_nothing_is_computed_by_the_hollow_emulator():
+    code = """
+import json, pydist
+x = pydist.ones(1 << 33, device="cuda")  # 32 GiB
+y = (x + 1).sum()
+print(json.dumps([y.item(), pydist.arange(5, device="cuda").tolist(), pydist.cuda.max_memory_allocated() >= 2 << 35]))
+"""
+    assert run(code, True) == [0, [0, 0, 0, 0, 0], True]
+
+
+def test_a_training_step_of_gpt2_is_counted(capsys):
+    found = count.count("gpt2-124M")
+    assert count.problems(found["kinds"]) == []
+    tokens, width, layers = 32 * 1024, 768, 12
+    products = sum(kind["flops"] for name, kind in found["kinds"].items() if "product" in name)
+    assert products == 6 * tokens * (12 * layers * width * width + 50304 * width)
+    machine = json.loads((TOP / "benchmarks/machines/h200.json").read_text())
+    count.report("gpt2-124M", found, machine)
+    assert f"sum: {count.totals(machine, found['kinds'])['launches']:.0f} launches" in capsys.readouterr().out
+
+
+def test_what_a_machine_needs():
+    machine = {"bytes_per_second": 1e12, "flops_per_second": {"product": 1e12, "product bfloat16, backward": 5e11},
+               "seconds_per_launch": 1e-3}  # fmt: skip
+    kind = {"launches": 3, "read": 1e9, "written": 1e9, "flops": 4e9}
+    assert count.milliseconds(machine, "add", kind) == 2
+    assert count.milliseconds(machine, "product float32", kind) == 4
+    assert count.milliseconds(machine, "product bfloat16, backward", kind) == 8
+    sums = count.totals(machine, {"add": kind, "product": kind})
+    assert sums == {"launches": 6, "bytes": 4e9, "flops": 8e9, "gpu": 6, "host": 6, "ms": 6}
+    assert count.problems({"add": {**kind, "expected": 3}, "mul": {**kind, "expected": 2}})[0].startswith(
+        "mul: 3 launches"
+    )
