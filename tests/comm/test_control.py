@@ -260,9 +260,9 @@ def test_where_too_many_strangers_come_those_outside_wait(server):
     assert 0.9 < time.monotonic() - start < 4.5
     more = [dial(server) for _ in range(10)]
     assert all(closed(s) for s in silent[:64])
-    rank.settimeout(0.1)
-    with pytest.raises(TimeoutError):  # still here
-        rank.recv(1)
+    rank.setblocking(False)
+    with contextlib.suppress(BlockingIOError):  # still here: it hears nothing, or that the server lives
+        assert rank.recv(1)
     for s in (rank, *silent, *more):
         s.close()
 

@@ -292,4 +292,4 @@ def test_ddp_over_tcp_gives_the_bits_of_shared_memory(monkeypatch):
 def test_a_wait_does_not_sleep_past_its_data():
     start = time.monotonic()
     good(run(3, reduce_everything, algo="gather_sum", slot=1024))
-    assert time.monotonic() - start < 4  # 0.2 s; with a nap of 50 ms too many here and there: 10 s
+    assert time.monotonic() - start < 8  # 0.2 s; with a nap of 50 ms too many here and there: 10 s
