@@ -32,29 +32,34 @@ static bool is_ours(const pd_tensor *t) { /* nobody else can see t or its memory
     return t->refs == 1 && t->storage->refs == 1 && !t->base && !t->storage->drop && !t->requires_grad;
 }
 
-/* Whether another gradient may be added to t, a gradient of e, in place: t is ours, or was made in a leaf's
-   destination, which nobody reads before it is final. */
-static bool may_grow(const entry *e, const pd_tensor *t) {
+/* True: t is ours, or was made in a leaf's destination, which nobody reads before it is final. */
+bool pd_run_may_grow(const entry *e, const pd_tensor *t) {
     const pd_tensor *place = e->leaf && e->leaf->meta ? e->leaf->meta->destination.view : NULL;
     return is_ours(t) ||
            (place && t->refs == 1 && !t->base && t->storage == place->storage && t->offset == place->offset);
 }
 
-pd_status pd_run_add(pd_run *r, entry *e, int index, pd_tensor *g) {
-    pd_tensor *sum = NULL;
+pd_status pd_run_slot(entry *e, int index, pd_tensor ***out) {
     if (e->node && e->node->nout > 1 && !e->many)
         PD_TRY(pd_calloc((size_t)e->node->nout * sizeof *e->many, "backward", &e->many));
-    pd_tensor **to = &pd_run_grads(e)[index];
+    *out = &pd_run_grads(e)[index];
+    return PD_OK;
+}
+
+pd_status pd_run_add(pd_run *r, entry *e, int index, pd_tensor *g) {
+    pd_tensor *sum = NULL, **to = NULL;
+    PD_TRY(pd_run_slot(e, index, &to));
     if (!*to) {
         pd_tensor_retain(*to = g);
         return PD_OK;
     }
+    if (*to == e->parts.whole) PD_TRY(pd_run_fill_parts(&e->parts));
     if (!pd_tensor_same_shape(*to, g))
         return pd_fail(PD_E_SHAPE,
                        "backward: two uses of a tensor give gradients of shapes %s and %s (expected one shape: was its "
                        ".data replaced between them?)",
                        pd_tensor_shape(*to), pd_tensor_shape(g));
-    if (!r->b->create_graph && may_grow(e, *to)) return pd_engine.add_into(*to, g);
+    if (!r->b->create_graph && pd_run_may_grow(e, *to)) return pd_engine.add_into(*to, g);
     PD_TRY(pd_engine.add(*to, g, &sum));
     pd_tensor_release(*to);
     *to = sum;
@@ -128,7 +133,8 @@ pd_tensor *pd_vjp_sum(pd_vjp *v, int i) {
                      : e->leaf || e->fn->nout == 1 ? to->one
                      : to->many                    ? to->many[e->index]
                                                    : NULL;
-    bool fits = sum && may_grow(to, sum) && sum->dtype == e->dtype &&
+    if (sum && sum == to->parts.whole) v->status = pd_run_fill_parts(&to->parts);
+    bool fits = !v->status && sum && pd_run_may_grow(to, sum) && sum->dtype == e->dtype &&
                 pd_shape_equal(sum->ndim, sum->size, e->ndim, e->size);
     return fits ? sum : NULL;
 }
@@ -174,6 +180,7 @@ static pd_status run_node(pd_run *r, uint32_t index) {
     entry *e = &r->entries[index];
     pd_node *n = e->node;
     if (r->b->fed) PD_TRY(pd_run_settle(r, e));
+    PD_TRY(pd_run_fill_parts(&e->parts));
     pd_tensor *few[8] = {0}, **gin = few, **g = pd_run_grads(e);
     bool any = false;
     for (int i = 0; e->needed && g && i < n->nout; i++) {

@@ -1,9 +1,16 @@
 /* The inside of a run: engine.c (nodes and turns), reach.c (what a run reaches, which node is next), feed.c (gradients
-   from outside), leaf.c (what happens where a gradient ends). */
+   from outside), parts.c (gradients of slices), leaf.c (what happens where a gradient ends). */
 #ifndef PD_AUTOGRAD_ENGINE_IMPL_H
 #define PD_AUTOGRAD_ENGINE_IMPL_H
 
 #include "autograd/engine.h"
+
+/* A gradient of which only the indices [from, to) of one dimension have been written. */
+typedef struct pd_run_parts {
+    pd_tensor *whole; /* the gradient, which the entry keeps; NULL: none is made of parts */
+    int dim;
+    int64_t from, to;
+} parts;
 
 /* One for each node or leaf of the run. It keeps them alive, since a hook may drop the graph (detach_(), del). */
 typedef struct pd_run_entry {
@@ -17,6 +24,7 @@ typedef struct pd_run_entry {
     int first_capture;    /* first of a chain of wanted inputs that are this node's outputs; -1: none */
     pd_tensor *one;       /* the gradient, if the node has one output */
     pd_tensor **many;     /* for several outputs an array; NULL until the first arrives */
+    parts parts;          /* of one of them */
 } entry;
 
 typedef struct pd_run_capture {
@@ -65,11 +73,23 @@ uint32_t pd_run_pop(pd_run *r);
 
 /* The gradients of e's outputs. NULL if the node has several outputs and none has arrived. */
 static inline pd_tensor **pd_run_grads(entry *e) { return e->node && e->node->nout > 1 ? e->many : &e->one; }
+/* Where the gradient of e's output `index` lies. */
+pd_status pd_run_slot(entry *e, int index, pd_tensor ***out);
+/* Whether another gradient may be added to t, a gradient of e, in place. */
+bool pd_run_may_grow(const entry *e, const pd_tensor *t);
 /* e's gradient += g; g is borrowed. */
 pd_status pd_run_add(pd_run *r, entry *e, int index, pd_tensor *g);
 /* From enter to leave this thread is alone in the run. PD_E_RUNTIME: another thread is in it. */
 pd_status pd_run_enter(pd_run *r);
 static inline void pd_run_leave(pd_run *r) { atomic_store_explicit(&r->busy, false, memory_order_release); }
+
+/* ---- parts.c
+
+   Slices of one tensor write their gradients next to each other into one whole. It is not filled with zeros before, so
+   the gradients of a split are copied, and nothing is added. */
+
+/* Makes the gradient that is made of parts, if there is one, a normal one: fills the rest with zeros. */
+pd_status pd_run_fill_parts(parts *p);
 
 /* ---- leaf.c */
 

@@ -90,6 +90,13 @@ enum { /* pd_op.flags */
 
 struct pd_vjp;
 
+/* A part of a tensor: indices [from, to) of one dimension, all of them (dense) or some. */
+typedef struct pd_slice {
+    int dim;
+    int64_t from, to;
+    bool dense;
+} pd_slice;
+
 /* A call, as infer, kernel and compose see it. */
 typedef struct pd_call {
     const struct pd_def *def;
@@ -120,6 +127,8 @@ typedef struct pd_op {
     pd_status (*kernel)(const pd_call *c);
     pd_status (*compose)(pd_call *c);
     size_t (*scratch)(const pd_call *c);
+    /* Of a view that shows a part of its input, which has this shape: that part. */
+    pd_slice (*part)(const void *attrs, int ndim, const int64_t *size);
     /* Nanoseconds of work on one core, if that is not about numel. It decides whether the call gives up the GIL. */
     double (*work)(const pd_call *c);
     /* Compute the inputs' gradients from the outputs' gradients. vjp uses only ops, so that it can be differentiated

@@ -424,16 +424,20 @@ static pd_tensor *zeros_of_input(pd_vjp *v) {
     return z;
 }
 
-/* Zeros of the input's shape with g in the same view of them, made by ops, so that it can be differentiated again. Or
-   adds g to the sum that gradients of other parts have left. */
+/* Puts g into its part of a gradient that other parts share. Or returns zeros of the input's shape with g in the same
+   view of them, made by ops, so that it can be differentiated again. */
 static void place(pd_vjp *v, pd_op_id op) {
+    const pd_edge *e = &v->node->edges[0];
+    bool fresh = false;
     if (!pd_vjp_needs(v, 0)) return;
-    pd_tensor *sum = pd_vjp_sum(v, 0);
+    pd_slice of = pd_defs[op].op->part(v->attrs, e->ndim, e->size);
+    pd_tensor *sum = pd_vjp_part(v, 0, &of, &fresh);
     if (sum) {
         pd_tensor *own = pd_x_call1(v, op, sum, v->attrs);
-        if (own) v->status = pd_engine.add_into(own, v->g[0]);
+        if (own) v->status = fresh ? pd_engine.copy_into(own, v->g[0]) : pd_engine.add_into(own, v->g[0]);
         return;
     }
+    if (v->status) return;
     pd_tensor *z = zeros_of_input(v), *part = pd_x_call1(v, op, z, v->attrs);
     if (part) v->status = pd_engine.write(part, v->g[0]);
     pd_vjp_set(v, 0, z);
@@ -441,14 +445,32 @@ static void place(pd_vjp *v, pd_op_id op) {
 
 static void select_vjp(pd_vjp *v) { place(v, PD_OP_select); }
 
+static pd_slice select_part(const void *attrs, int ndim, const int64_t *size) {
+    const select_attrs *a = attrs;
+    int d = (int)(a->dim < 0 ? a->dim + ndim : a->dim);
+    int64_t i = a->index < 0 ? a->index + size[d] : a->index;
+    return (pd_slice){d, i, i + 1, true};
+}
+
 const pd_op pd_op_select = {
     .sig = "select(Tensor input, int dim, int index)",
     .doc = "A view of input at one index of dimension dim; the view does not have that dimension.",
     .flags = VIEW,
     .attrs = sizeof(select_attrs),
     .infer = select_infer,
+    .part = select_part,
     .vjp = select_vjp,
 };
+
+static pd_slice slice_part(const void *attrs, int ndim, const int64_t *size) {
+    const slice_attrs *a = attrs;
+    int d = (int)(a->dim < 0 ? a->dim + ndim : a->dim);
+    int64_t n = size[d], from = a->start, to = a->end;
+    from = from < 0 ? from + n : from, to = to < 0 ? to + n : to;
+    from = from < 0 ? 0 : from > n ? n : from;
+    to = to < from ? from : to > n ? n : to;
+    return (pd_slice){d, from, to, a->step == 1};
+}
 
 static pd_status slice_infer(pd_call *c) {
     const slice_attrs *a = c->attrs;
@@ -457,13 +479,10 @@ static pd_status slice_infer(pd_call *c) {
     if (x->ndim == 0) return pd_fail(PD_E_INDEX, "slice: the tensor is 0-d (expected at least 1 dimension)");
     PD_TRY(pd_shape_dim("slice", a->dim, x->ndim, &d));
     if (a->step < 1) return pd_fail(PD_E_VALUE, "slice: step is %" PRId64 " (expected at least 1)", a->step);
-    int64_t n = x->size[d], from = a->start, to = a->end;
-    from = from < 0 ? from + n : from, to = to < 0 ? to + n : to;
-    from = from < 0 ? 0 : from > n ? n : from;
-    to = to < from ? from : to > n ? n : to;
+    pd_slice p = slice_part(a, x->ndim, x->size);
     start(c);
-    o->offset += from * x->stride[d];
-    o->size[d] = (to - from + a->step - 1) / a->step;
+    o->offset += p.from * x->stride[d];
+    o->size[d] = (p.to - p.from + a->step - 1) / a->step;
     o->stride[d] = x->stride[d] * a->step;
     return pd_shape_numel("slice", o->ndim, o->size, &o->numel);
 }
@@ -476,5 +495,6 @@ const pd_op pd_op_slice = {
     .flags = VIEW,
     .attrs = sizeof(slice_attrs),
     .infer = slice_infer,
+    .part = slice_part,
     .vjp = slice_vjp,
 };
