@@ -155,6 +155,7 @@ def report(case, found, machine):
     if before:
         then = totals(machine, before["kinds"])
         print(f"now / before: launches {now['launches'] / then['launches']:.2f}, bytes {now['bytes'] / then['bytes']:.2f}, "
+              f"memory {found['memory']:.1f} / {before['memory']:.1f} GiB, "
               f"predicted ms {now['ms']:.1f} / {then['ms']:.1f}")  # fmt: skip
     if unknown := [name for name, kind in found["kinds"].items() if kind["flops"] and not rate_of(machine, name)]:
         print(f"predicted by bytes alone, since {machine['name']} has no rate for their FLOPs: {', '.join(unknown)}")

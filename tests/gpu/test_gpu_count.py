@@ -145,7 +145,13 @@ def test_a_training_step_of_gpt2_is_counted(capsys):
     assert products == 6 * tokens * (12 * layers * width * width + 50304 * width)
     machine = json.loads((TOP / "benchmarks/machines/h200.json").read_text())
     count.report("gpt2-124M", found, machine)
-    assert f"sum: {count.totals(machine, found['kinds'])['launches']:.0f} launches" in capsys.readouterr().out
+    now = count.totals(machine, found["kinds"])
+    then = count.totals(machine, json.loads((TOP / "benchmarks/counted/gpt2-124M.json").read_text())["kinds"])
+    assert now["flops"] <= then["flops"] and now["bytes"] < 0.82 * then["bytes"] and now["ms"] < 0.91 * then["ms"]
+    said = capsys.readouterr().out
+    assert (
+        f"sum: {now['launches']:.0f} launches" in said and f"bytes {now['bytes'] / then['bytes']:.2f}, memory" in said
+    )
 
 
 def test_what_a_machine_needs():
