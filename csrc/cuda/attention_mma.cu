@@ -304,8 +304,8 @@ template <class F> static void by_shape(const pd_attention *c, F f) {
 template <class S> struct shape_of;
 template <class E, int N> struct shape_of<E[N]> {
     typedef E type;
-    /* few: columns of the gradient at a time, as many as fit into registers; buffers: two where 48 KiB hold them */
-    static constexpr int width = N, few = N <= 64 ? 32 : 16, buffers = N <= 96 ? 2 : 1;
+    /* few: columns of the gradient at a time, as many as fit into registers (of 32, sm_120 spills for 32); buffers: two where 48 KiB hold them */
+    static constexpr int width = N, few = N == 64 ? 32 : 16, buffers = N <= 96 ? 2 : 1;
 };
 
 void pd_cuda_attention_mma(const pd_attention *c, const void *q, const void *k, const void *v, const void *mask, void *out, float *lse) {
