@@ -33,10 +33,10 @@ def emulator():
 
 
 class Counter:
-    """Counts what the emulator is given in its context. kinds: {name: {"calls", "launches", "expected", "read", "written", "flops"}};
-    expected: the launches that the formula for the kind's bytes is written for."""
+    """Counts what the emulator is given in its context. kinds: {name: {column: number}}. expected: the launches that the
+    formula for the kind's bytes is written for; touched: the bytes that a traced build saw (tests/emulator/trace.cpp)."""
 
-    COLUMNS = ("calls", "launches", "expected", "read", "written", "flops")
+    COLUMNS = ("calls", "launches", "expected", "read", "written", "flops", "touched read", "touched written")
 
     def __enter__(self):
         self._library = ctypes.CDLL(os.environ["PYDIST_CUDA_LIBRARY"])

@@ -20,23 +20,25 @@ FLAGS = (
 ).split()
 
 
-def build(target):
-    """Makes the library. Raises CalledProcessError where a source does not compile."""
+def build(target, traced=False):
+    """Makes the library; traced: with trace.cpp. Raises CalledProcessError where a source does not compile."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     fma = ["-mfma"] if platform.machine() == "x86_64" and " fma " in Path("/proc/cpuinfo").read_text() else []
-    sources = [*sorted((TOP / "csrc/cuda").glob("*.cu")), *sorted(HERE.glob("*.cpp"))]
+    kernels = sorted((TOP / "csrc/cuda").glob("*.cu"))
+    others = [source for source in sorted(HERE.glob("*.cpp")) if traced or source.stem != "trace"]
     with tempfile.TemporaryDirectory() as folder:
 
         def compile_one(source):
             made = str(Path(folder, source.name + ".o"))
-            command = [*compiler, *FLAGS, *fma, f"-I{HERE}", f"-I{TOP / 'csrc'}", "-c", str(source), "-o", made]
+            calls = ["-fsanitize=thread"] if traced and source in kernels and source.stem != "library" else []
+            command = [*compiler, *FLAGS, *fma, *calls, f"-I{HERE}", f"-I{TOP / 'csrc'}", "-c", str(source), "-o", made]
             subprocess.run(command, check=True)
             return made
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compile_one, sources))
+            objects = list(pool.map(compile_one, [*kernels, *others]))
         subprocess.run([*compiler, "-shared", *objects, "-o", str(target)], check=True)
 
 
 if __name__ == "__main__":
-    build(sys.argv[1])
+    build(sys.argv[-1], traced="--traced" in sys.argv[1:-1])

@@ -7,6 +7,8 @@
 #ifndef PD_EMULATOR_COUNT_H
 #define PD_EMULATOR_COUNT_H
 
+#include <stdint.h>
+
 #include <string>
 
 /* One call. launches: how many kernels it is made of, for which the bytes were written down; -1: any number. */
@@ -20,6 +22,10 @@ bool pd_is_hollow();
 bool pd_counts();               /* whether anybody counts now */
 void pd_count(const pd_work &); /* of a library's call, one launch */
 void pd_count_launch();         /* of our own kernels; belongs to the call that this thread is in */
+
+/* Which launch runs, and the bytes that launches have touched so far, each once a launch; trace.cpp adds to them. */
+extern uint32_t pd_launch_now;
+extern double pd_touched[2]; /* read, written */
 
 /* Launches of this thread belong to this call, as long as it lives. */
 class pd_counted_call {

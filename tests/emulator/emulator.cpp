@@ -122,6 +122,10 @@ static void open_arena(bool open) {
 }
 static bool in_arena(const void *p) { return arena && (char *)p >= arena && (char *)p < arena + DEVICES * PD_MEMORY; }
 
+void pd_emulated_arena(const char **begin, size_t *bytes) {
+    *begin = arena;
+    *bytes = DEVICES * PD_MEMORY;
+}
 cudaError_t cudaMalloc(void **out, size_t bytes) {
     one_thread only(use);
     if (!arena) {

@@ -169,6 +169,33 @@ static pd_work work_of(row_softmax_grad, bool, pd_dtype t, const pd_block *b, co
             0, all > 0};
 }
 
+static pd_work work_of(row_arg, bool, pd_dtype t, const pd_block *b, const void *, void *values, int64_t *) {
+    double rows = (double)(b->outer * b->inner);
+    return {kind("arg", t), count_of(b) * size_of(t), rows * (8 + (values ? size_of(t) : 0)), 0, rows > 0};
+}
+static pd_work work_of(row_cumsum, bool, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *, void *) {
+    return {kind("cumsum", t), count_of(b) * size_of(t), count_of(b) * size_of(out_t), 0, count_of(b) > 0};
+}
+/* Entries of 16 bytes are made of all elements of rows of n, sorted in tiles of 512, and merged in pairs of runs. */
+static pd_work sorted(std::string kind, double all, double n, double size) {
+    pd_work w = {kind, size * all, 16 * all, 0, 1};
+    int passes = n > 1;
+    for (double run = 512; run < n; run *= 2) passes++;
+    w.read += 16 * all * passes;
+    w.written += 16 * all * passes;
+    w.launches += passes;
+    return w;
+}
+static pd_work work_of(row_sort, bool, pd_dtype t, const pd_block *b, const void *, int64_t *, void *) {
+    double all = count_of(b);
+    if (all <= 0) return {kind("sort", t), 0, 0, 0, 0};
+    pd_work w = sorted(kind("sort", t), all, (double)b->n, size_of(t));
+    w.read += 8 * all; /* of an entry only its number */
+    w.written += 8 * all;
+    w.launches++;
+    return w;
+}
+
 /* ---- losses ---- */
 
 /* K sums of n doubles: parts of 2048 first, if there are several. */
@@ -180,6 +207,7 @@ static void add_up(pd_work *w, int K, double rows) {
     w->written += K == 2 ? 24 : 8;
 }
 static double loss_size(pd_dtype t, const pd_xent *c) { return c->wide ? wide_size(t) : size_of(t); }
+static double weights(pd_dtype t, const pd_xent *c) { return c->weight ? (double)c->C * size_of(t) : 0; }
 static pd_work work_of(row_labels, const char *, pd_dtype, const pd_xent *c, double *total, pd_bad_index *) {
     double rows = (double)c->rows;
     pd_work w = {"labels", 8 * rows, total ? 8 * rows : 0, 0, rows > 0};
@@ -191,15 +219,20 @@ static pd_work work_of(row_xent, pd_dtype t, const pd_xent *c, const void *, voi
     double rows = c->C > 0 ? (double)c->rows : 0, row = (double)c->C * size_of(t);
     pd_work w = {kind("cross_entropy", t), rows * (row * (c->smoothing != 0 ? reads(2, rows, row) : 1) + 8), 0, 0,
                  rows > 0};
+    w.read += weights(t, c);
     w.written = rows * (wide_size(t) + 16 + (losses ? loss_size(t, c) : 0));
     add_up(&w, 2, rows);
     return w;
 }
+/* What the gradient of the losses reads besides: of each row or of all together, and the total weight. */
+static double scales(pd_dtype t, const pd_xent *c, const void *g, bool each, const void *total) {
+    return (g ? (each ? (double)c->rows : 1) * loss_size(t, c) : 0) + (total ? wide_size(t) : 0);
+}
 static pd_work work_of(row_xent_grad, pd_dtype t, const pd_xent *c, const void *, const void *, const void *g,
-                       bool each, const void *, double, void *) {
+                       bool each, const void *total, double, void *) {
     double rows = (double)c->rows, row = (double)c->C * size_of(t);
-    return {kind("cross_entropy", t, ", backward"), rows * (row + 8 + wide_size(t) + (g && each ? loss_size(t, c) : 0)),
-            rows * row, 0, rows > 0};
+    return {kind("cross_entropy", t, ", backward"),
+            rows * (row + 8 + wide_size(t)) + scales(t, c, g, each, total) + weights(t, c), rows * row, 0, rows > 0};
 }
 static pd_work work_of(row_nll, pd_dtype t, const pd_xent *c, const void *, void *losses, double *) {
     double rows = c->C > 0 ? (double)c->rows : 0;
@@ -207,10 +240,10 @@ static pd_work work_of(row_nll, pd_dtype t, const pd_xent *c, const void *, void
     add_up(&w, 2, rows);
     return w;
 }
-static pd_work work_of(row_nll_grad, pd_dtype t, const pd_xent *c, const void *g, bool each, const void *, double,
+static pd_work work_of(row_nll_grad, pd_dtype t, const pd_xent *c, const void *g, bool each, const void *total, double,
                        void *) {
     double rows = (double)c->rows;
-    return {kind("nll", t, ", backward"), rows * (8 + (g && each ? loss_size(t, c) : 0)),
+    return {kind("nll", t, ", backward"), rows * 8 + scales(t, c, g, each, total) + weights(t, c),
             rows * (double)c->C * size_of(t), 0, rows > 0};
 }
 
@@ -239,19 +272,9 @@ static pd_work work_of(row_take, int64_t count, size_t bytes, const int64_t *, c
     double all = (double)count * (double)bytes;
     return {"take", 8 * (double)count + all, all, 0, all > 0};
 }
-/* The entries of n places, 16 bytes each: made, sorted in tiles of 512, and merged in pairs of runs. */
-static pd_work sorted(std::string kind, double n) {
-    pd_work w = {kind, 8 * n, 16 * n, 0, 1};
-    int passes = n > 1;
-    for (double run = 512; run < n; run *= 2) passes++;
-    w.read += 16 * n * passes;
-    w.written += 16 * n * passes;
-    w.launches += passes;
-    return w;
-}
 static pd_work work_of(row_put, int64_t count, size_t bytes, const int64_t *, const char *, int64_t, char *) {
     if (count <= 0 || !bytes) return {"put", 0, 0, 0, 0};
-    pd_work w = sorted("put", (double)count);
+    pd_work w = sorted("put", (double)count, (double)count, 8);
     w.read += (double)count * (16 + (double)bytes);
     w.written += (double)count * (double)bytes;
     w.launches++;
@@ -263,7 +286,7 @@ static pd_work work_of(row_put_reduce, pd_fold, pd_dtype t, int64_t count, int64
     double rows = (double)count, all = rows * (double)n * size_of(t), spans = (double)((count - 1) / 64);
     if (count <= 0 || n <= 0) return {kind("put_reduce", t), 0, 0, 0, 0};
     if (!src) return {kind("put_reduce", t), 8 * rows, all, 0, 1};
-    pd_work w = sorted(kind("put_reduce", t), rows);
+    pd_work w = sorted(kind("put_reduce", t), rows, rows, 8);
     w.read += 16 * rows + 2 * all + 32 * spans;
     w.written += all;
     w.launches += 1 + (spans > 0);
@@ -383,10 +406,11 @@ static pd_work step_of(const char *name, pd_dtype t, const pd_segment_step *s, i
         return step_of(#name, t, s, count);                                                                      \
     }
 STEP(sgd)
-STEP(adam) STEP(adadelta) STEP(rmsprop) STEP(adagrad) STEP(moments) STEP(adamax) STEP(asgd) STEP(rprop) STEP(lion)
+STEP(adam)
+STEP(adadelta) STEP(rmsprop) STEP(adagrad) STEP(moments) STEP(adamax) STEP(asgd) STEP(rprop) STEP(lion)
 #undef STEP
     static pd_work work_of(row_unscale, pd_dtype t, int64_t n, const float *, float *, void *) {
-    return {kind("unscale", t), (double)n * size_of(t), (double)n * size_of(t), 0, n > 0};
+    return {kind("unscale", t), (double)n * size_of(t) + 4, (double)n * size_of(t), 0, n > 0};
 }
 static pd_work work_of(row_scale, pd_dtype t, int64_t n, double, void *) {
     return {kind("scale", t), (double)n * size_of(t), (double)n * size_of(t), 0, n > 0};
