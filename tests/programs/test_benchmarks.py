@@ -10,6 +10,7 @@ import pydist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import against, paired, report
+from benchmarks.__main__ import parse
 from benchmarks.workloads import WORKLOADS, load, ops
 from benchmarks.workloads.training import Training
 
@@ -107,3 +108,12 @@ def test_slower_than_a_commit_is_what_its_own_noise_does_not_explain(capsys):
     assert not against.report("case", {against.NOW: [1.0, 1.01, 1.0, 0.99, 1.3], **peers})
     assert against.report("case", {against.NOW: [1.02, 1.03, 1.02, 0.9, 1.02], **peers})
     assert "now/before 1.020 (1.020 to 1.020), before/before 1.000 (0.990 to 1.010): SLOWER" in capsys.readouterr().out
+
+
+def test_only_steps_of_a_gpu_are_counted(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--count"])
+    with pytest.raises(SystemExit):
+        parse()
+    assert "--count is for --device cuda" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--device", "cuda", "--count", "gpt2"])
+    assert parse().count and parse().cases == ["gpt2"]
