@@ -19,21 +19,22 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def _made(dtype, args):
+def _made(dtype, args, device=None):
     """Sizes give an uninitialised tensor; any other argument gives a tensor of its elements, as `Tensor(...)` does."""
     if not args or all(isinstance(arg, int) for arg in args) or len(args) == 1 and isinstance(args[0], _C.Size):
-        return _C.empty(*args if args else (0,), dtype=dtype)
+        return _C.empty(*args if args else (0,), dtype=dtype, device=device)
     if len(args) > 1:
         raise TypeError(f"{_NAMES[dtype]}: got {len(args)} arguments (expected sizes, or one sequence or array)")
-    return _C.tensor(args[0], dtype=dtype) if not isinstance(args[0], Tensor) else args[0].detach().to(dtype)
+    if not isinstance(args[0], Tensor):
+        return _C.tensor(args[0], dtype=dtype, device=device)
+    return args[0].detach().to(device or args[0].device, dtype)
 
 
 class _TypedTensor(type):
     """FloatTensor and the like: calls make tensors, isinstance checks the dtype."""
 
     def __call__(cls, *args, device=None):
-        device = cls.device if device is None else device
-        return _made(cls.dtype, args) if device is None else _made(cls.dtype, args).to(device)
+        return _made(cls.dtype, args, cls.device if device is None else device)
 
     def __instancecheck__(cls, obj):
         return isinstance(obj, Tensor) and obj.dtype is cls.dtype and (cls.device is None or _C.pretended_cuda() > 0)
@@ -127,8 +128,8 @@ def __array_wrap__(self, array, context=None, return_scalar=False):
 
 @_method
 def new(self, *args):
-    """A tensor of the same dtype: uninitialised with these sizes, or with these elements."""
-    return _made(self.dtype, args)
+    """A tensor of the same dtype on the same device: uninitialised with these sizes, or with these elements."""
+    return _made(self.dtype, args, self.device)
 
 
 @_method
@@ -173,5 +174,5 @@ def random_(self, low=0, high=None, *, generator=None, to=None, **bounds):
         exact = {_C.float32: 24, _C.float64: 53, _C.float16: 11, _C.bfloat16: 8, _C.bool: 1}
         high = 1 << exact.get(self.dtype, 8 * self.element_size() - (self.dtype is not _C.uint8))
         high = min(high, (1 << 63) - 1)
-    drawn = _C.randint(low, high, tuple(self.shape), generator=generator)
+    drawn = _C.randint(low, high, tuple(self.shape), generator=generator, device=self.device)
     return self.copy_(drawn)

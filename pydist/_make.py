@@ -19,24 +19,29 @@ def full_like(input, fill_value, *, dtype=None, requires_grad=False, **options):
     return _C.empty_like(input, dtype=dtype, **options).fill_(fill_value).requires_grad_(requires_grad)
 
 
-def rand_like(input, *, dtype=None, requires_grad=False, **options):
+def _options(input, dtype, device, options):
+    """The options of a tensor like input."""
+    return {"dtype": dtype or input.dtype, "device": device or input.device, **options}
+
+
+def rand_like(input, *, dtype=None, device=None, requires_grad=False, **options):
     """Random numbers, uniform in [0, 1), with input's shape and (unless given) dtype."""
-    return _C.rand(tuple(input.shape), dtype=dtype or input.dtype, requires_grad=requires_grad, **options)
+    return _C.rand(tuple(input.shape), requires_grad=requires_grad, **_options(input, dtype, device, options))
 
 
-def randn_like(input, *, dtype=None, requires_grad=False, **options):
+def randn_like(input, *, dtype=None, device=None, requires_grad=False, **options):
     """Random numbers, normal with mean 0 and variance 1, with input's shape and (unless given) dtype."""
-    return _C.randn(tuple(input.shape), dtype=dtype or input.dtype, requires_grad=requires_grad, **options)
+    return _C.randn(tuple(input.shape), requires_grad=requires_grad, **_options(input, dtype, device, options))
 
 
-def randint_like(input, low=None, high=None, *, dtype=None, **options):
+def randint_like(input, low=None, high=None, *, dtype=None, device=None, **options):
     """Random integers in [low, high), or [0, high), with input's shape and (unless given) dtype."""
     if low is None and high is None:
         raise TypeError(
             "randint_like: high is missing (expected randint_like(input, high) or randint_like(input, low, high))"
         )
     low, high = (0, low) if high is None else (low or 0, high)
-    return _C.randint(low, high, tuple(input.shape), dtype=dtype or input.dtype, **options)
+    return _C.randint(low, high, tuple(input.shape), **_options(input, dtype, device, options))
 
 
 def linspace(
@@ -163,7 +168,11 @@ def _window(name, n, periodic, weights, dtype=None, device=None, requires_grad=F
         raise RuntimeError(f"{name}: window_length is {n} (expected at least 0)")
     steps = max(n if periodic else n - 1, 1)
     angle = _C.arange(n, dtype=_C.float64, device=device, layout=layout) * (2 * math.pi / steps)
-    values = sum((angle * k).cos() * w for k, w in enumerate(weights)) if n != 1 else _C.ones(1, dtype=_C.float64)
+    values = (
+        sum((angle * k).cos() * w for k, w in enumerate(weights))
+        if n != 1
+        else _C.ones(1, dtype=_C.float64, device=device)
+    )
     return _finished(name, values, None, dtype, pin_memory, requires_grad)
 
 

@@ -185,7 +185,8 @@ class Storage:
         return new
 
     def __reduce__(self):
-        return _load_storage, (memoryview(self.bytes.cpu()).tobytes() if self.bytes.numel() else b"",)
+        data = memoryview(self.bytes.cpu()).tobytes() if self.bytes.numel() else b""
+        return _load_storage, (data, *([str(self.bytes.device)] if self.bytes.is_cuda else []))
 
 
 _storages = WeakValueDictionary()  # by address
@@ -199,8 +200,9 @@ def _storage_of(tensor):
     return found
 
 
-def _load_storage(data):
-    return Storage(_C.frombuffer(data, dtype=_C.uint8).clone() if data else _C.empty(0, dtype=_C.uint8))
+def _load_storage(data, device="cpu"):
+    there = _C.frombuffer(data, dtype=_C.uint8).to(device, copy=True) if data else None
+    return Storage(_C.empty(0, dtype=_C.uint8, device=device) if there is None else there)
 
 
 def _parts(tensor):

@@ -11,7 +11,7 @@ one by n; "ortho": both by sqrt(n).
 import math
 
 from pydist import _C
-from pydist._functions._register import as_tuple, axis_of, with_out
+from pydist._functions._register import array_of, as_tuple, axis_of, with_out
 from pydist.autograd import Function
 
 __all__ = (
@@ -23,7 +23,7 @@ def _computed(input, dtype, run):
     """The result of the NumPy function `run` for input's array, as a tensor of dtype."""
     import numpy as np
 
-    return _C.from_numpy(np.ascontiguousarray(run(np.fft, input.detach().cpu().numpy()))).to(dtype)
+    return _C.from_numpy(np.ascontiguousarray(run(np.fft, array_of(input)))).to(input.device, dtype)
 
 
 class _Complex(Function):
@@ -66,7 +66,7 @@ class _Half(Function):
     @staticmethod
     def backward(ctx, g):
         n, dim = g.shape[ctx.dim], ctx.dim
-        weight = _C.full([n // 2 + 1 if d == dim else 1 for d in range(g.dim())], 2.0, dtype=g.dtype)
+        weight = _C.full([n // 2 + 1 if d == dim else 1 for d in range(g.dim())], 2.0, dtype=g.dtype, device=g.device)
         weight.select(dim, 0).fill_(1)
         if n % 2 == 0:
             weight.select(dim, n // 2).fill_(1)
@@ -219,8 +219,8 @@ def irfftn(input, s=None, dim=None, norm=None):
     return _to_real("irfftn", input, s, dim, norm)
 
 
-def _frequencies(counts, span, dtype, device, requires_grad, pin_memory):
-    made = (counts.double() / span).to(dtype or _C.get_default_dtype()).to(device or "cpu")
+def _frequencies(counts, span, dtype, requires_grad, pin_memory):
+    made = (counts.double() / span).to(dtype or _C.get_default_dtype())
     return (made.pin_memory() if pin_memory else made).requires_grad_(requires_grad)
 
 
@@ -232,13 +232,13 @@ def fftfreq(n, d=1.0, *, dtype=None, device=None, requires_grad=False, layout=No
     tensor([ 0.0000,  0.2500, -0.5000, -0.2500])
     """
     half = (n - 1) // 2 + 1
-    counts = _C.cat([_C.arange(half), _C.arange(-(n // 2), 0)])
-    return _frequencies(counts, n * d, dtype, device, requires_grad, pin_memory)
+    counts = _C.cat([_C.arange(half, device=device), _C.arange(-(n // 2), 0, device=device)])
+    return _frequencies(counts, n * d, dtype, requires_grad, pin_memory)
 
 
 def rfftfreq(n, d=1.0, *, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=None):
     """The frequencies of rfft's elements: [0, 1, ..., n // 2] / (n d)."""
-    return _frequencies(_C.arange(n // 2 + 1), n * d, dtype, device, requires_grad, pin_memory)
+    return _frequencies(_C.arange(n // 2 + 1, device=device), n * d, dtype, requires_grad, pin_memory)
 
 
 def fftshift(input, dim=None):

@@ -157,12 +157,14 @@ def jacrev(func, argnums=0, *, has_aux=False, chunk_size=None):
             raise RuntimeError(f"jacrev: func returned {type(value).__name__} (expected one tensor)")
         rows = []
         for k in range(value.numel()):
-            seed = _C.zeros(value.numel(), dtype=value.dtype)
+            seed = _C.zeros(value.numel(), dtype=value.dtype, device=value.device)
             seed[k] = 1
             rows.append(back(seed.reshape(value.shape)))
         shapes = [tuple(args[i].shape) for i in places]
         found = tuple(
-            _C.stack([row[j] for row in rows]).reshape(*value.shape, *shape) if rows else _C.zeros(*value.shape, *shape)
+            _C.stack([row[j] for row in rows]).reshape(*value.shape, *shape)
+            if rows
+            else _C.zeros(*value.shape, *shape, device=value.device)
             for j, shape in enumerate(shapes)
         )
         found = found[0] if isinstance(argnums, int) else found

@@ -14,7 +14,7 @@ from collections import namedtuple
 
 from pydist import _C
 from pydist._autocast import in_float32, in_low
-from pydist._functions._register import as_tuple, axis_of, with_out
+from pydist._functions._register import array_of, as_tuple, axis_of, with_out
 from pydist._functions.matrices import cross as _cross
 from pydist._functions.matrices import matrix_power, vander
 from pydist._functions.products import LinAlgError, mm
@@ -31,15 +31,16 @@ __all__ = (
 
 
 def _host(name, function, *tensors):
-    """The results of a NumPy function, as tensors with the dtype of the first tensor."""
+    """The results of a NumPy function, as tensors with the dtype and on the device of the first tensor."""
     import numpy as np
 
     try:
-        results = function(np.linalg, *(t.detach().numpy() for t in tensors))
+        results = function(np.linalg, *(array_of(t) for t in tensors))
     except np.linalg.LinAlgError as error:
         raise LinAlgError(f"linalg.{name}: {error}") from None
     results = results if isinstance(results, tuple) else (results,)
-    return tuple(_C.tensor(np.ascontiguousarray(r)).to(tensors[0].dtype) for r in results)
+    dtype, device = tensors[0].dtype, tensors[0].device
+    return tuple(_C.tensor(np.ascontiguousarray(r), dtype=dtype, device=device) for r in results)
 
 
 def _svd(linalg, a, full_matrices=True):
@@ -57,6 +58,9 @@ def _check(name, *tensors, square=False, ndim=2):
             raise RuntimeError(f"linalg.{name}: got dtype {t.dtype} (expected float32 or float64)")
         if t.dtype is not tensors[0].dtype:
             raise RuntimeError(f"linalg.{name}: got dtypes {tensors[0].dtype} and {t.dtype} (expected the same dtype)")
+        if t.device != tensors[0].device:
+            both = f"{tensors[0].device} and {t.device}"
+            raise RuntimeError(f"linalg.{name}: Expected all tensors to be on the same device: got {both}")
     a = tensors[0]
     if a.dim() < ndim or square and a.shape[-1] != a.shape[-2]:
         want = "square matrices" if square else f"at least {ndim} dimensions"
@@ -72,7 +76,7 @@ def _diag(v):
 
 
 def _eye(like, n):
-    return _C.zeros(n, n, dtype=like.dtype).fill_diagonal_(1)
+    return _C.zeros(n, n, dtype=like.dtype, device=like.device).fill_diagonal_(1)
 
 
 # Inverses and systems.
@@ -160,7 +164,7 @@ def solve_triangular(A, B, *, upper, left=True, unitriangular=False):
 
 def inv_ex(A, *, check_errors=False):
     """(inverse, info). info is always 0, because a singular matrix raises."""
-    return namedtuple("inv_ex", "inverse info")(inv(A), _C.zeros(tuple(A.shape[:-2]), dtype=_C.int32))
+    return namedtuple("inv_ex", "inverse info")(inv(A), _C.zeros(tuple(A.shape[:-2]), dtype=_C.int32, device=A.device))
 
 
 # Factors.
@@ -195,11 +199,11 @@ def cholesky_ex(A, *, upper=False, check_errors=False):
     made = namedtuple("cholesky_ex", "L info")
     lead = tuple(A.shape[:-2])
     try:
-        return made(cholesky(A, upper=upper), _C.zeros(lead, dtype=_C.int32))
+        return made(cholesky(A, upper=upper), _C.zeros(lead, dtype=_C.int32, device=A.device))
     except LinAlgError:
         if check_errors:
             raise
-        return made(A * math.nan, _C.ones(lead, dtype=_C.int32))
+        return made(A * math.nan, _C.ones(lead, dtype=_C.int32, device=A.device))
 
 
 class _QR(Function):
@@ -229,7 +233,7 @@ def qr(A, mode="reduced"):
     if mode == "reduced":
         return made(*_QR.apply(A))
     if mode == "r":
-        return made(_C.empty(0, dtype=A.dtype), _QR.apply(A)[1])
+        return made(_C.empty(0, dtype=A.dtype, device=A.device), _QR.apply(A)[1])
     if mode != "complete":
         raise RuntimeError(f"linalg.qr: mode is {mode!r} (expected reduced, complete or r)")
     if A.requires_grad:
@@ -246,7 +250,7 @@ class _Symmetric(Function):
     @staticmethod
     def backward(ctx, gl, gv):
         values, v = _Symmetric.apply(ctx.saved_tensors[0])
-        inner = _C.zeros(v.shape, dtype=v.dtype) if gl is None else _diag(gl)
+        inner = _C.zeros(v.shape, dtype=v.dtype, device=v.device) if gl is None else _diag(gl)
         if gv is not None:
             gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
             same = _eye(v, v.shape[-1]).bool()
@@ -278,8 +282,8 @@ def eig(A):
     _check("eig", A, square=True)
     if A.requires_grad:
         raise NotImplementedError("linalg.eig: there is no gradient (expected eigh, for symmetric matrices)")
-    values, vectors = np.linalg.eig(A.numpy())
-    made = (_C.tensor(np.ascontiguousarray(t)).to(A.dtype.to_complex()) for t in (values, vectors))
+    dtype, pair = A.dtype.to_complex(), np.linalg.eig(array_of(A))
+    made = (_C.tensor(np.ascontiguousarray(t), dtype=dtype, device=A.device) for t in pair)
     return namedtuple("eig", "eigenvalues eigenvectors")(*made)
 
 
@@ -298,7 +302,7 @@ class _SVD(Function):
     def backward(ctx, gu, gs, gvh):
         u, s, vh = _SVD.apply(ctx.saved_tensors[0])
         v, k = _t(vh), s.shape[-1]
-        inner = _C.zeros((*s.shape, k), dtype=s.dtype) if gs is None else _diag(gs)
+        inner = _C.zeros((*s.shape, k), dtype=s.dtype, device=s.device) if gs is None else _diag(gs)
         same = _eye(s, k).bool()
         squares = s * s
         gaps = (squares.unsqueeze(-2) - squares.unsqueeze(-1)).masked_fill(same, math.inf)
@@ -551,7 +555,7 @@ def pinv(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
     atol = 0.0 if atol is None else atol
     rtol = (eps * max(A.shape[-2:]) if not atol else 0.0) if rtol is None else rtol
     if not s.shape[-1]:
-        return _C.zeros((*A.shape[:-2], A.shape[-1], A.shape[-2]), dtype=A.dtype)
+        return _C.zeros((*A.shape[:-2], A.shape[-1], A.shape[-2]), dtype=A.dtype, device=A.device)
     least = _C.maximum(s.detach().amax(-1, keepdim=True) * rtol, atol)
     kept = s > least
     inverse = (1 / s.masked_fill(~kept, 1.0)).masked_fill(~kept, 0.0)
@@ -565,7 +569,7 @@ def lstsq(A, B, rcond=None, *, driver=None):
     b = B.unsqueeze(-1) if vector else B
     x = pinv(A, rtol=rcond) @ b
     full = A.shape[-2] > A.shape[-1]
-    residuals = ((A @ x - b) ** 2).sum(-2) if full else _C.empty(0, dtype=A.dtype)
+    residuals = ((A @ x - b) ** 2).sum(-2) if full else _C.empty(0, dtype=A.dtype, device=A.device)
     made = namedtuple("lstsq", "solution residuals rank singular_values")
     return made(x.squeeze(-1) if vector else x, residuals, matrix_rank(A), svdvals(A.detach()))
 

@@ -74,7 +74,7 @@ def _width(name, tensor):
 def _bytes(tensor):
     whole = _C.storage_bytes(tensor)
     begin = tensor.storage_offset() * tensor.element_size()
-    return memoryview(whole)[begin : begin + tensor.numel() * tensor.element_size()]
+    return memoryview(whole[begin : begin + tensor.numel() * tensor.element_size()].cpu())
 
 
 def save(tensors, metadata=None):
@@ -190,7 +190,7 @@ def load(data):
 
 def load_file(filename, device="cpu"):
     """The tensors, by name, in the file at this path. The file is mapped into memory: only the parts that are used are
-    read, and writes stay in memory. Raises SafetensorError or OSError."""
+    read, and writes stay in memory. With another device the tensors are copied to it. Raises SafetensorError or OSError."""
     with safe_open(filename, device=device) as file:
         return {name: file.get_tensor(name) for name in file.keys()}
 
@@ -201,7 +201,7 @@ class safe_open:
 
     def __init__(self, filename, framework="pt", device="cpu"):
         _little()
-        _C.device(device)
+        self._device = _C.device(device)
         with open(filename, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else b""
@@ -225,7 +225,7 @@ class safe_open:
         """The tensor of this name. Raises SafetensorError if the file does not have it."""
         if name not in self._entries:
             raise SafetensorError(f"get_tensor: the file has no tensor {name!r}")
-        return _tensor(self._data, *self._entries[name])
+        return _tensor(self._data, *self._entries[name]).to(self._device)
 
 
 def _little():

@@ -181,24 +181,24 @@ def _write(obj, file, protocol):
         put("data.pkl", text.getvalue())
         put("byteorder", sys.byteorder.encode())
         for key, whole in pickler.storages.values():
-            put(f"data/{key}", memoryview(whole) if whole.numel() else b"")
+            put(f"data/{key}", memoryview(whole.cpu()) if whole.numel() else b"")
         put("version", b"3\n")
 
 
 class _Storage:
-    """A storage that the file names: its bytes, and 1-d tensors over them by dtype."""
+    """A storage that the file names: its bytes, and 1-d tensors over them, on `device`, by dtype."""
 
-    __slots__ = ("data", "dtype", "numel", "flat")
+    __slots__ = ("data", "dtype", "numel", "device", "flat")
 
-    def __init__(self, data, dtype, numel):
-        self.data, self.dtype, self.numel, self.flat = data, dtype, numel, {}
+    def __init__(self, data, dtype, numel, device="cpu"):
+        self.data, self.dtype, self.numel, self.device, self.flat = data, dtype, numel, device, {}
 
     def view(self, dtype, offset, size, stride):
         if not isinstance(dtype, _C.dtype):
             raise TypeError("a tensor whose dtype is not a dtype")
         if dtype not in self.flat:
             count = self.numel if dtype is self.dtype else None
-            self.flat[dtype] = _over(self.data, dtype, count)
+            self.flat[dtype] = _over(self.data, dtype, count).to(self.device)
         return self.flat[dtype].as_strided(size, stride, offset).detach()
 
 
@@ -358,11 +358,12 @@ def _unpickled(data, begin, names, restricted):
 
 def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=None, **pickle_load_args):
     """The object that `save` or PyTorch wrote to `f`, a path or a file opened for reading in binary mode. Tensors are
-    loaded to the CPU, whatever device they were on; those that shared memory share it again. A plain pickle of
-    PyTorch's tensors (`pickle.dump`, protocol 2 or later) can be read, too.
+    loaded to the CPU, whatever device they were on, or to the device `map_location`; those that shared memory share it
+    again. A plain pickle of PyTorch's tensors (`pickle.dump`, protocol 2 or later) can be read, too.
 
     `weights_only` True: only containers, numbers, text, tensors and NumPy's arrays; no code in the file is run. `mmap`
-    True (f is a path): tensors are mapped, not read; writes to them stay in memory. `map_location`: "cpu" or None.
+    True (f is a path): tensors are mapped, not read; writes to them stay in memory. `map_location`: a device; a function
+    or dict is the CPU.
 
     Raises pickle.UnpicklingError (the file is damaged or names something that is not safe), RuntimeError (not a .pt
     file, or cut off), OSError.
@@ -374,14 +375,14 @@ def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=No
     """
     if pickle_module not in (None, pickle):
         raise ValueError("load: pickle_module is not supported (expected None, or Python's pickle)")
-    if map_location is not None and not callable(map_location) and not isinstance(map_location, dict):
-        _C.empty(0, device=map_location)  # raises if there is no such device
+    device = "cpu" if map_location is None or callable(map_location) or isinstance(map_location, dict) else map_location
+    _C.empty(0, device=device)  # raises if there is no such device
     if not hasattr(f, "read"):
         with open(f, "rb") as file:
-            return _read(file, os.fspath(f), weights_only, mmap)
+            return _read(file, os.fspath(f), weights_only, mmap, device)
     if mmap:
         raise ValueError("load: mmap=True with an open file (expected a path)")
-    return _read(f, getattr(f, "name", "file"), weights_only, False)
+    return _read(f, getattr(f, "name", "file"), weights_only, False, device)
 
 
 _MAGIC, _OLD_VERSION = 0x1950A86A20F9469CFC6C, 1001
@@ -502,7 +503,7 @@ def _mapped(memory, read):
     return content
 
 
-def _read_zip(archive, file, size, restricted, mapped):
+def _read_zip(archive, file, size, restricted, mapped, device):
     pickles = [entry for entry in archive.namelist() if entry.endswith("/data.pkl") and entry.count("/") == 1]
     if len(pickles) != 1:
         raise zipfile.BadZipFile(f"the archive has {len(pickles)} records data.pkl (expected 1)")
@@ -514,7 +515,7 @@ def _read_zip(archive, file, size, restricted, mapped):
 
     def storage_of(key, dtype, numel):
         if key not in storages:
-            storages[key] = _Storage(of_storage(archive.getinfo(f"{folder}/data/{key}")), dtype, numel)
+            storages[key] = _Storage(of_storage(archive.getinfo(f"{folder}/data/{key}")), dtype, numel, device)
         return storages[key]
 
     if f"{folder}/byteorder" in archive.namelist():
@@ -525,7 +526,7 @@ def _read_zip(archive, file, size, restricted, mapped):
     return _unpickled(text, 0, _Names(len(text), storage_of), restricted)[0]
 
 
-def _read(file, name, restricted, mapped):
+def _read(file, name, restricted, mapped, device):
     begin, form = file.tell(), _begins(file)
     if form != "old":
         try:
@@ -538,10 +539,14 @@ def _read(file, name, restricted, mapped):
         else:
             with archive:
                 size = file.seek(0, os.SEEK_END)
-                return _guarded(name, restricted, lambda: _read_zip(archive, file, size, restricted, mapped))
+                return _guarded(name, restricted, lambda: _read_zip(archive, file, size, restricted, mapped, device))
     if mapped:
         raise RuntimeError(
             f"load: {name}: a plain pickle, or a file of PyTorch before 1.6 (expected a newer .pt file, for mmap=True)"
+        )
+    if _C.device(device).type != "cpu" and not _C.pretended_cuda():
+        raise RuntimeError(
+            f"load: {name}: a plain pickle, or a file of PyTorch before 1.6 (expected a newer .pt file, for map_location={device!r})"
         )
     file.seek(begin)
     data = file.read()

@@ -64,7 +64,7 @@ class SparseTensor:
 
     def _flat(self):
         """The positions as numbers in the flattened sparse dimensions."""
-        flat = _C.zeros(self._nnz(), dtype=_C.int64)
+        flat = _C.zeros(self._nnz(), dtype=_C.int64, device=self._index.device)
         for row, size in zip(self._index, self.shape):
             flat = flat * size + row
         return flat
@@ -74,13 +74,17 @@ class SparseTensor:
         if self._coalesced:
             return self
         places, which = self._flat().unique(return_inverse=True)
-        values = _C.zeros((places.numel(), *self._value.shape[1:]), dtype=self.dtype).index_add(0, which, self._value)
+        values = _C.zeros(
+            (places.numel(), *self._value.shape[1:]), dtype=self.dtype, device=self._value.device
+        ).index_add(0, which, self._value)
         return SparseTensor(_C.stack(_unravel(places, self.shape[: self.sparse_dim()])), values, self.shape, True)
 
     def to_dense(self, dtype=None):
         """The same elements as a Tensor, with zeros elsewhere."""
         n = math.prod(self.shape[: self.sparse_dim()])
-        dense = _C.zeros((n, *self._value.shape[1:]), dtype=self.dtype).index_add(0, self._flat(), self._value)
+        dense = _C.zeros((n, *self._value.shape[1:]), dtype=self.dtype, device=self._value.device).index_add(
+            0, self._flat(), self._value
+        )
         return (dense if dtype is None else dense.to(dtype)).reshape(self.shape)
 
     def sparse_dim(self):
@@ -114,7 +118,7 @@ class SparseTensor:
         order, shape = list(range(self.sparse_dim())), list(self.shape)
         order[dim0], order[dim1] = order[dim1], order[dim0]
         shape[dim0], shape[dim1] = shape[dim1], shape[dim0]
-        return SparseTensor(self._index[_C.tensor(order)], self._value, shape)
+        return SparseTensor(self._index[_C.tensor(order, device=self._index.device)], self._value, shape)
 
     def __matmul__(self, other):
         """The product of a sparse matrix and a matrix or vector. See mm."""
@@ -225,9 +229,11 @@ def sparse_coo_tensor(
     do not fit."""
     if values is None and size is None:
         shape = tuple(indices)
-        return SparseTensor(_C.zeros(len(shape), 0, dtype=_C.int64), _C.zeros(0, dtype=dtype), shape, True)
-    indices = (indices if isinstance(indices, Tensor) else _C.tensor(indices)).long()
-    values = values if isinstance(values, Tensor) else _C.tensor(values)
+        return SparseTensor(
+            _C.zeros(len(shape), 0, dtype=_C.int64, device=device), _C.zeros(0, dtype=dtype, device=device), shape, True
+        )
+    indices = (indices if isinstance(indices, Tensor) else _C.tensor(indices, device=device)).long()
+    values = values if isinstance(values, Tensor) else _C.tensor(values, device=device)
     values = values if dtype is None else values.to(dtype)
     if indices.dim() != 2 or values.dim() < 1 or indices.shape[1] != values.shape[0]:
         raise RuntimeError(
@@ -275,7 +281,7 @@ def mm(sparse, dense):
         return to_sparse(mm(sparse, dense.to_dense()))
     rows, columns = sparse._index
     each = dense[columns] * sparse._value.reshape(-1, *[1] * (dense.dim() - 1))
-    return _C.zeros((sparse.shape[0], *dense.shape[1:]), dtype=each.dtype).index_add(0, rows, each)
+    return _C.zeros((sparse.shape[0], *dense.shape[1:]), dtype=each.dtype, device=each.device).index_add(0, rows, each)
 
 
 def spmm(input, mat2):
@@ -297,13 +303,17 @@ def softmax(input, dim, *, dtype=None):
     """softmax of a sparse matrix's elements along dim. Positions without an element count as -inf."""
     whole = input.coalesce()
     keep = [d for d in range(whole.dim()) if d != dim % whole.dim()]
-    group = _C.zeros(whole._nnz(), dtype=_C.int64)
+    group = _C.zeros(whole._nnz(), dtype=_C.int64, device=whole._index.device)
     for d in keep:
         group = group * whole.shape[d] + whole._index[d]
     count = math.prod(whole.shape[d] for d in keep)
-    top = _C.full((count,), -math.inf, dtype=whole.dtype).scatter_reduce(0, group, whole._value.detach(), "amax")
+    top = _C.full((count,), -math.inf, dtype=whole.dtype, device=whole._value.device).scatter_reduce(
+        0, group, whole._value.detach(), "amax"
+    )
     parts = (whole._value - top[group]).exp()
-    return whole._with(parts / _C.zeros(count, dtype=whole.dtype).index_add(0, group, parts)[group])
+    return whole._with(
+        parts / _C.zeros(count, dtype=whole.dtype, device=whole._value.device).index_add(0, group, parts)[group]
+    )
 
 
 class _Typed(type):

@@ -98,6 +98,23 @@ static pd_status nonzero(const char *op, const pd_tensor *x, int at, pd_tensor *
     return read_mask(op, mask, positions_apart, mask->ndim, out);
 }
 
+/* An index as int64 on x's device. As in PyTorch, an index may be on the CPU wherever x is. */
+static pd_status place_index(const char *op, const pd_tensor *x, int i, pd_tensor *t, pd_tensor **out) {
+    const pd_device *own = t->storage->device, *want = x->storage->device;
+    pd_tensor *wide = NULL;
+    if (own != want && own != &pd_device_cpu)
+        return pd_fail(PD_E_RUNTIME, "%s: index %d is on %s, the tensor on %s (expected the same device, or the CPU)",
+                       op, i, own->name, want->name);
+    if (pd_is_mask(t)) return PD_OK; /* read on the host */
+    if (pd_dtype_category((pd_dtype)t->dtype) != PD_CAT_INT)
+        return pd_fail(PD_E_INDEX, "%s: index %d is %s (expected int64 or bool)", op, i,
+                       pd_dtype_name((pd_dtype)t->dtype));
+    PD_TRY(pd_engine.cast(t, PD_I64, &wide));
+    pd_status status = pd_move(wide, want, PD_WAIT, out);
+    pd_tensor_release(wide);
+    return status;
+}
+
 /* Masks among the indices become int64 tensors of positions; out: count tensors [new], NULL for a full slice. */
 static pd_status expand(const char *op, const pd_tensor *x, pd_tensor *const *indices, int n, pd_tensor **out,
                         int *count) {
@@ -113,11 +130,8 @@ static pd_status expand(const char *op, const pd_tensor *x, pd_tensor *const *in
                              op, pd_tensor_shape(x));
             break;
         }
-        if (t && pd_is_mask(t)) status = nonzero(op, x, *count, t, out + *count);
-        else if (t && pd_dtype_category((pd_dtype)t->dtype) != PD_CAT_INT)
-            status = pd_fail(PD_E_INDEX, "%s: index %d is %s (expected int64 or bool)", op, i,
-                             pd_dtype_name((pd_dtype)t->dtype));
-        else if (t) status = pd_engine.cast(t, PD_I64, &out[*count]);
+        if (t) status = place_index(op, x, i, t, &out[*count]);
+        if (!status && t && pd_is_mask(t)) status = nonzero(op, x, *count, t, out + *count);
         *count += takes;
     }
     if (status) {
@@ -364,7 +378,7 @@ static void result_order(int nb, int rest, int first, bool together, pd_ints *or
     for (int d = 0; d < order->n; d++) order->v[d] = d < lead ? nb + d : d < lead + nb ? d - lead : d;
 }
 
-static pd_status index_compose(pd_call *c) {
+static pd_status take(pd_call *c) {
     pd_tensor *x = c->in[0], *idx[PD_MAX_DIMS], *in[1 + PD_MAX_DIMS], *got = NULL;
     pd_ints order, back;
     int n, first;
@@ -388,11 +402,20 @@ done:
     return status;
 }
 
+static pd_status index_compose(pd_call *c) {
+    const pd_device *was;
+    pd_status status = pd_device_enter(c->in[0]->storage->device, &was); /* masks become positions there */
+    PD_THEN(take(c));
+    pd_device_here = was;
+    return status;
+}
+
 const pd_op pd_op_index = {
     .sig = "index(Tensor input, Tensor?[] indices)",
     .doc =
         "input[indices]: one int64 or bool tensor for each dimension (None: all of it). The indices are broadcast "
         "against each other, as NumPy does.",
+    .flags = PD_ANY_DEVICE,
     .compose = index_compose,
 };
 
@@ -464,7 +487,7 @@ const pd_op pd_op_index_put = {
     .doc =
         "A copy of input with input[indices] = values. accumulate: += in the place of =, and repeated indices add up. "
         "values are broadcast.",
-    .flags = PD_FUNC | PD_METHOD,
+    .flags = PD_FUNC | PD_METHOD | PD_ANY_DEVICE,
     .attrs = sizeof(int64_t),
     .compose = put_compose,
 };

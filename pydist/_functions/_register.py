@@ -134,7 +134,14 @@ def as_floats(*operands):
     """The two tensors or numbers as tensors of the floating dtype in which arithmetic computes them."""
     dtype = _C.result_type(*operands)
     dtype = dtype if dtype.is_floating_point else _C.get_default_dtype()
-    return [t.to(dtype) if isinstance(t, Tensor) else _C.tensor(t, dtype=dtype) for t in operands]
+    device = next((t.device for t in operands if isinstance(t, Tensor)), None)
+    return [t.to(dtype) if isinstance(t, Tensor) else _C.tensor(t, dtype=dtype, device=device) for t in operands]
+
+
+def array_of(tensor):
+    """The tensor's values as a NumPy array on the host: what NumPy or a loop in Python computes takes them from here.
+    The result goes back to the tensor's device."""
+    return tensor.detach().cpu().numpy()
 
 
 def as_tuple(v):

@@ -66,5 +66,5 @@ def svd(input, some=True, compute_uv=True):
     """(U, S, V) with input = U diag(S) V^T. some=False: U and V are square."""
     u, s, vh = linalg.svd(input, full_matrices=not some)
     if not compute_uv:
-        u, vh = _C.zeros(u.shape, dtype=u.dtype), _C.zeros(vh.shape, dtype=vh.dtype)
+        u, vh = _C.zeros(u.shape, dtype=u.dtype, device=u.device), _C.zeros(vh.shape, dtype=vh.dtype, device=u.device)
     return namedtuple("svd", "U S V")(u, s, vh.mT)

@@ -4,7 +4,7 @@ import math
 
 from pydist import _C
 from pydist._C import Tensor
-from pydist._functions._register import as_floats, both, in_place, want_tensors
+from pydist._functions._register import array_of, as_floats, both, in_place, want_tensors
 from pydist._functions.elementwise import isfinite, isinf, isnan
 from pydist._functions.indexing import masked_fill
 
@@ -59,7 +59,7 @@ def nextafter(input, other):
     want_tensors("nextafter", input, other)
     if input.dtype is not other.dtype or input.dtype not in (_C.float32, _C.float64):
         raise RuntimeError(f"nextafter: got {input.dtype} and {other.dtype} (expected both float32 or both float64)")
-    target = _C.tensor(np.nextafter(input.detach().numpy(), other.detach().numpy()))
+    target = _C.tensor(np.nextafter(array_of(input), array_of(other)), device=input.device)
     if not input.requires_grad:
         return target
     return target + masked_fill(input - input.detach(), ~isfinite(input), 0.0)
@@ -71,7 +71,7 @@ def xlogy(input, other):
     """input * log(other); 0 if input is 0."""
     input, other = as_floats(input, other)
     zero = (input == 0) & ((other <= 0) | (other == math.inf))
-    safe = _C.where(zero, _C.ones((), dtype=other.dtype), other)
+    safe = _C.where(zero, _C.ones((), dtype=other.dtype, device=other.device), other)
     return input * safe.log()
 
 
@@ -226,7 +226,7 @@ def resolve_neg(input):
 @both
 def isreal(input):
     """True for elements whose imaginary part is 0."""
-    return input.imag == 0 if input.is_complex() else _C.ones(*input.shape, dtype=_C.bool)
+    return input.imag == 0 if input.is_complex() else _C.ones(*input.shape, dtype=_C.bool, device=input.device)
 
 
 @both

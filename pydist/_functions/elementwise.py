@@ -40,7 +40,11 @@ def isinf(input):
     """True for elements that are infinite."""
     if input.is_complex():
         return isinf(input.real) | isinf(input.imag)
-    return input.abs() == math.inf if input.is_floating_point() else _C.zeros(*input.shape, dtype=_C.bool)
+    return (
+        input.abs() == math.inf
+        if input.is_floating_point()
+        else _C.zeros(*input.shape, dtype=_C.bool, device=input.device)
+    )
 
 
 @both
@@ -48,7 +52,11 @@ def isfinite(input):
     """True for elements that are neither infinite nor NaN."""
     if input.is_complex():
         return isfinite(input.real) & isfinite(input.imag)
-    return input.abs() < math.inf if input.is_floating_point() else _C.ones(*input.shape, dtype=_C.bool)
+    return (
+        input.abs() < math.inf
+        if input.is_floating_point()
+        else _C.ones(*input.shape, dtype=_C.bool, device=input.device)
+    )
 
 
 @both

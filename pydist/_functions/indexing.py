@@ -13,7 +13,10 @@ from pydist._functions.shape import broadcast_tensors
 def _grid(index, dim):
     """The index tensors, with the dims of index, of the elements that index chooses along dim."""
     n = index.dim()
-    where = [_C.arange(s).reshape([-1 if k == d else 1 for k in range(n)]) for d, s in enumerate(index.shape)]
+    where = [
+        _C.arange(s, device=index.device).reshape([-1 if k == d else 1 for k in range(n)])
+        for d, s in enumerate(index.shape)
+    ]
     if n:
         where[dim] = index
     return where
@@ -47,12 +50,16 @@ def repeat_interleave(input=None, repeats=None, dim=None, *, output_size=None):
         got = f"got {len(counts)} repeats for {n} elements"
         raise RuntimeError(f"repeat_interleave: {got} (expected one per element, none negative)")
     if len(counts) == 1:
-        which = _C.arange(n).unsqueeze(1).expand(n, counts[0]).reshape(-1)
+        which = _C.arange(n, device=input.device).unsqueeze(1).expand(n, counts[0]).reshape(-1)
     else:  # adds one wherever the copies of the next element begin
         *begins, total = accumulate(counts) if n else (0,)
         begins = [at for at in begins if at < total]
-        which = _C.zeros(total, dtype=_C.int64)
-        which = which.index_add(0, _C.tensor(begins, dtype=_C.int64), _C.ones(len(begins), dtype=_C.int64)).cumsum(0)
+        which = _C.zeros(total, dtype=_C.int64, device=input.device)
+        which = which.index_add(
+            0,
+            _C.tensor(begins, dtype=_C.int64, device=input.device),
+            _C.ones(len(begins), dtype=_C.int64, device=input.device),
+        ).cumsum(0)
     return _C.index_select(input, dim, which)
 
 
@@ -92,7 +99,7 @@ def _put_slices(name, self, dim, index, source, accumulate):
 def _source(name, input, index, value):
     """value in input's dtype, cut to the size of index."""
     if not isinstance(value, Tensor):
-        return _C.tensor(value, dtype=input.dtype)
+        return _C.tensor(value, dtype=input.dtype, device=input.device)
     if value.dtype is not input.dtype:
         raise RuntimeError(f"{name}: src is {value.dtype}, input {input.dtype} (expected the same dtype)")
     return value[tuple(slice(0, n) for n in index.shape)] if value.dim() else value
@@ -195,7 +202,9 @@ def masked_fill(input, mask, value):
         raise RuntimeError(f"masked_fill: mask is {mask.dtype} (expected bool)")
     if isinstance(value, Tensor) and value.dim():
         raise RuntimeError(f"masked_fill: value has shape {tuple(value.shape)} (expected a number)")
-    value = value.to(input.dtype) if isinstance(value, Tensor) else _C.tensor(value, dtype=input.dtype)
+    value = (
+        value.to(input.dtype) if isinstance(value, Tensor) else _C.tensor(value, dtype=input.dtype, device=input.device)
+    )
     return _C.where(mask, value, input)
 
 
@@ -232,10 +241,10 @@ def bincount(input, weights=None, minlength=0):
         )
     size = max(minlength, input.max().item() + 1 if input.numel() else 0)
     if weights is None:
-        weights = _C.ones(input.numel(), dtype=_C.int64)
+        weights = _C.ones(input.numel(), dtype=_C.int64, device=input.device)
     elif weights.dtype not in (_C.float32, _C.float64):
         weights = weights.double()
-    return _C.zeros(size, dtype=weights.dtype).index_put_([input.long()], weights, True)
+    return _C.zeros(size, dtype=weights.dtype, device=input.device).index_put_([input.long()], weights, True)
 
 
 def _unique_slices(input, dim, return_inverse, return_counts):
@@ -244,18 +253,18 @@ def _unique_slices(input, dim, return_inverse, return_counts):
     along = axis_of("unique", dim, input.dim())
     slices = input.movedim(along, 0)
     rows = slices.reshape(slices.shape[0], -1) if slices.numel() else slices.new_zeros(slices.shape[0], 1)
-    order = _C.arange(rows.shape[0])
+    order = _C.arange(rows.shape[0], device=input.device)
     for k in range(rows.shape[1] - 1, -1, -1):  # the first element decides, so it is the last sort key
         order = order[rows[order, k].argsort(stable=True)]
     rows, n = rows[order], rows.shape[0]
-    first = _C.ones(n, dtype=_C.bool)
+    first = _C.ones(n, dtype=_C.bool, device=input.device)
     if n > 1:
         first[1:] = (rows[1:] != rows[:-1]).any(1)
     result = [slices[order[first]].movedim(0, along)]
     if return_inverse:
-        result.append(_C.index_put(_C.zeros(n, dtype=_C.int64), [order], first.cumsum(0) - 1))
+        result.append(_C.index_put(_C.zeros(n, dtype=_C.int64, device=input.device), [order], first.cumsum(0) - 1))
     if return_counts:
-        starts = _C.cat([_C.arange(n)[first], _C.tensor([n], dtype=_C.int64)])
+        starts = _C.cat([_C.arange(n, device=input.device)[first], _C.tensor([n], dtype=_C.int64, device=input.device)])
         result.append(starts[1:] - starts[:-1])
     return result[0] if len(result) == 1 else tuple(result)
 
@@ -267,15 +276,22 @@ def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=No
     if dim is not None:
         return _unique_slices(input, dim, return_inverse, return_counts)
     values, order = input.reshape(-1).sort(stable=True)
-    first = _C.ones(values.numel(), dtype=_C.bool)
+    first = _C.ones(values.numel(), dtype=_C.bool, device=input.device)
     if values.numel() > 1:
         first = _C.cat([first[:1], values[1:] != values[:-1]])
     result = [values[first]]
     if return_inverse:
-        inverse = _C.index_put(_C.zeros(order.numel(), dtype=_C.int64), [order], first.cumsum(0) - 1)
+        inverse = _C.index_put(
+            _C.zeros(order.numel(), dtype=_C.int64, device=input.device), [order], first.cumsum(0) - 1
+        )
         result.append(inverse.reshape(input.shape))
     if return_counts:
-        starts = _C.cat([_C.arange(values.numel())[first], _C.tensor([values.numel()], dtype=_C.int64)])
+        starts = _C.cat(
+            [
+                _C.arange(values.numel(), device=input.device)[first],
+                _C.tensor([values.numel()], dtype=_C.int64, device=input.device),
+            ]
+        )
         result.append(starts[1:] - starts[:-1])
     return result[0] if len(result) == 1 else tuple(result)
 
@@ -296,7 +312,7 @@ def median(input, dim=None, keepdim=False):
     if dim is None:
         flat = input.reshape(-1)
         if not flat.numel():
-            return _C.full((), math.nan, dtype=input.dtype)
+            return _C.full((), math.nan, dtype=input.dtype, device=input.device)
         nans = (flat != flat).any().item()
         value = flat.sort().values.select(0, flat.numel() - 1 if nans else (flat.numel() - 1) // 2)
         return shared_by_equals(flat, value)
@@ -323,10 +339,12 @@ def multinomial(input, num_samples, replacement=False, *, generator=None):
     if not ((rows >= 0) & (rows < math.inf)).all().item() or (rows.sum(-1) <= 0).any().item():
         raise RuntimeError("multinomial: weights must be finite, none negative, with a sum greater than 0")
     if not replacement:
-        waits = -_C.empty(*rows.shape, dtype=rows.dtype).uniform_().clamp(1e-30).log().clamp(max=-1e-30)
+        waits = (
+            -_C.empty(*rows.shape, dtype=rows.dtype, device=rows.device).uniform_().clamp(1e-30).log().clamp(max=-1e-30)
+        )
         drawn = (rows / waits).topk(num_samples).indices  # exponential clocks: the first to ring wins
     else:
         edges = rows.double().cumsum(-1)
-        at = _C.empty(rows.shape[0], num_samples, dtype=_C.float64).uniform_() * edges[:, -1:]
+        at = _C.empty(rows.shape[0], num_samples, dtype=_C.float64, device=rows.device).uniform_() * edges[:, -1:]
         drawn = (edges.unsqueeze(1) <= at.unsqueeze(-1)).sum(-1).clamp(max=input.shape[-1] - 1)
     return drawn.reshape(num_samples) if input.dim() == 1 else drawn

@@ -74,7 +74,7 @@ def vander(x, N=None, increasing=False):
     increasing."""
     if N is not None and N < 0:
         raise RuntimeError(f"vander: N is {N} (expected at least 0)")
-    powers = _C.arange(x.numel() if N is None else N)
+    powers = _C.arange(x.numel() if N is None else N, device=x.device)
     return x.unsqueeze(1) ** (powers if increasing else powers.flip((0,)))
 
 
@@ -96,6 +96,6 @@ def matrix_power(input, n):
         n >>= 1
         input = input @ input if n else input
     if out is None:
-        eye = _C.zeros(input.shape[-1], input.shape[-1], dtype=input.dtype).fill_diagonal_(1)
+        eye = _C.zeros(input.shape[-1], input.shape[-1], dtype=input.dtype, device=input.device).fill_diagonal_(1)
         return eye.expand(input.shape).clone()
     return out

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from pydist import _C
 from pydist._C import Tensor
-from pydist._functions._register import FILLS, both, function, method
+from pydist._functions._register import FILLS, array_of, both, function, method
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def bernoulli_(self, p=0.5, *, generator=None):
 def _uniform(input, generator=None):
     """Uniform numbers in (0, 1] with input's shape; their logarithm is finite."""
     dtype = input.dtype if input.is_floating_point() else _C.float32
-    return 1 - _C.rand(tuple(input.shape), dtype=dtype, generator=generator)
+    return 1 - _C.rand(tuple(input.shape), dtype=dtype, generator=generator, device=input.device)
 
 
 @method
@@ -69,7 +69,9 @@ def geometric_(self, p, *, generator=None):
     """Fills the tensor with the numbers of trials with probability p until the first success."""
     if not 0 < p < 1:
         raise RuntimeError(f"geometric_: p is {p} (expected between 0 and 1)")
-    return self.copy_((_uniform(self, generator).log() / _C.log1p(_C.tensor(-float(p)))).ceil().clamp(1))
+    return self.copy_(
+        (_uniform(self, generator).log() / _C.log1p(_C.tensor(-float(p), device=self.device))).ceil().clamp(1)
+    )
 
 
 @method
@@ -81,7 +83,7 @@ def cauchy_(self, median=0, sigma=1, *, generator=None):
 @method
 def log_normal_(self, mean=1, std=2, *, generator=None):
     """Fills the tensor with exp of normally distributed numbers."""
-    return self.copy_((_C.randn(tuple(self.shape), generator=generator) * std + mean).exp())
+    return self.copy_((_C.randn(tuple(self.shape), generator=generator, device=self.device) * std + mean).exp())
 
 
 @both
@@ -91,7 +93,9 @@ def bernoulli(input, p=None, *, generator=None):
         return _C.empty_like(input).bernoulli_(p, generator=generator)
     if not input.is_floating_point() or input.numel() and not (input.amin().item() >= 0 and input.amax().item() <= 1):
         raise RuntimeError("bernoulli: input must hold floating numbers from 0 to 1")
-    return (_C.rand(tuple(input.shape), dtype=_C.float32, generator=generator) < input.detach()).to(input.dtype)
+    return (
+        _C.rand(tuple(input.shape), dtype=_C.float32, generator=generator, device=input.device) < input.detach()
+    ).to(input.dtype)
 
 
 @function
@@ -126,11 +130,11 @@ def host_generator(generator=None):
     """NumPy's generator, seeded by a draw from our stream."""
     import numpy as np
 
-    return np.random.default_rng(_C.randint(0, 2**62, (2,), dtype=_C.int64, generator=generator).tolist())
+    return np.random.default_rng(_C.randint(0, 2**62, (2,), dtype=_C.int64, generator=generator, device="cpu").tolist())
 
 
 @function
 def poisson(input, generator=None):
     """Numbers from the Poisson distribution with the rates input."""
-    drawn = host_generator(generator).poisson(input.detach().double().numpy())
-    return _C.tensor(drawn).to(input.dtype)
+    drawn = host_generator(generator).poisson(array_of(input.double()))
+    return _C.tensor(drawn, device=input.device).to(input.dtype)

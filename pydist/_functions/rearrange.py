@@ -226,9 +226,9 @@ def resize(self, *sizes):
 @method
 def set_(self, source=None, storage_offset=None, size=None, stride=None):
     """Puts the tensor itself over source's memory, with source's sizes or the given ones (without source: empty)."""
-    source = _C.empty(0, dtype=self.dtype) if source is None else source.detach()
+    source = _C.empty(0, dtype=self.dtype, device=self.device) if source is None else source.detach()
     if size is not None:
-        stride = _C.empty(size).stride() if stride is None else stride
+        stride = _C.empty(size, device=self.device).stride() if stride is None else stride
         source = source.as_strided(size, stride, storage_offset or 0)
     self.data = source
     return self
@@ -273,9 +273,13 @@ def diag_embed(input, offset=0, dim1=-2, dim2=-1):
     if a == b:
         raise RuntimeError(f"diag_embed: dimensions {dim1} and {dim2} are the same (expected two dimensions)")
     size = input.shape[-1] + abs(offset)
-    rows = _C.arange(size).unsqueeze(1)
+    rows = _C.arange(size, device=input.device).unsqueeze(1)
     wide = _C.constant_pad_nd(input, (max(offset, 0), max(-offset, 0)))  # column j is in row j - offset
-    full = _C.where(_C.arange(size) - rows == offset, wide.unsqueeze(-2), _C.zeros((), dtype=input.dtype))
+    full = _C.where(
+        _C.arange(size, device=input.device) - rows == offset,
+        wide.unsqueeze(-2),
+        _C.zeros((), dtype=input.dtype, device=input.device),
+    )
     return movedim(full, (-2, -1), (a, b))
 
 

@@ -101,14 +101,14 @@ def _finished(at, dtype, device, pin_memory, requires_grad):
 @function
 def tril_indices(row, col, offset=0, *, dtype=None, device=None, layout=None, pin_memory=False, requires_grad=False):
     """The positions [2, count] of a matrix's lower triangle."""
-    at = nonzero(_C.ones(row, col, dtype=_C.bool).tril(offset)).T.contiguous()
+    at = nonzero(_C.ones(row, col, dtype=_C.bool, device=device).tril(offset)).T.contiguous()
     return _finished(at, dtype, device, pin_memory, requires_grad)
 
 
 @function
 def triu_indices(row, col, offset=0, *, dtype=None, device=None, layout=None, pin_memory=False, requires_grad=False):
     """The positions [2, count] of a matrix's upper triangle."""
-    at = nonzero(_C.ones(row, col, dtype=_C.bool).triu(offset)).T.contiguous()
+    at = nonzero(_C.ones(row, col, dtype=_C.bool, device=device).triu(offset)).T.contiguous()
     return _finished(at, dtype, device, pin_memory, requires_grad)
 
 
@@ -138,7 +138,7 @@ def combinations(input, r=2, with_replacement=False):
     rows = list(choose(range(n), r))
     if not rows or not r:
         return input.new_empty(0, r) if r else input.new_empty(0)
-    return input[_C.tensor(rows, dtype=_C.int64).reshape(-1, r)]
+    return input[_C.tensor(rows, dtype=_C.int64, device=input.device).reshape(-1, r)]
 
 
 # Sorted sequences.
@@ -154,13 +154,16 @@ def searchsorted(sorted_sequence, input, *, out_int32=False, right=False, side=N
             "right)"
         )
     scalar = not isinstance(input, Tensor)
-    values = _C.tensor(input) if scalar else input
+    values = _C.tensor(input, device=sorted_sequence.device) if scalar else input
     edges = sorted_sequence if sorter is None else sorted_sequence.gather(-1, sorter)
     if edges.dim() != 1 and tuple(edges.shape[:-1]) != tuple(values.shape[:-1]) or edges.dim() == 0:
         shapes = f"{tuple(edges.shape)}, {tuple(values.shape)}"
         raise RuntimeError(f"searchsorted: shapes {shapes} (expected a vector, or equal leading dimensions)")
     high, strict = side == "right" or right, edges.shape[-1]
-    low, top = _C.zeros(values.shape, dtype=_C.int64), _C.full(tuple(values.shape), strict, dtype=_C.int64)
+    low, top = (
+        _C.zeros(values.shape, dtype=_C.int64, device=values.device),
+        _C.full(tuple(values.shape), strict, dtype=_C.int64, device=values.device),
+    )
     rows = edges if edges.dim() == 1 else edges.contiguous()
     for _ in range(strict.bit_length()):  # binary search
         middle = _C.floor_divide(low + top, 2)
@@ -205,14 +208,14 @@ def mode(input, dim=-1, keepdim=False):
     """(values, indices) of the most frequent elements along dim (of several, the smallest), with their last
     positions."""
     if input.dim() == 0:
-        return input.clone(), _C.zeros((), dtype=_C.int64)
+        return input.clone(), _C.zeros((), dtype=_C.int64, device=input.device)
     dim = axis_of("mode", dim, input.dim())
     rows = input.movedim(dim, -1)
     values, order = rows.sort(-1, stable=True)
     same = values.unsqueeze(-1) == values.unsqueeze(-2)
     best = same.sum(-1).argmax(-1, keepdim=True)
     value = values.gather(-1, best)
-    last = (rows == value).to(_C.int64) * _C.arange(1, rows.shape[-1] + 1)
+    last = (rows == value).to(_C.int64) * _C.arange(1, rows.shape[-1] + 1, device=input.device)
     index = last.argmax(-1, keepdim=True)
     pair = value.movedim(-1, dim), index.movedim(-1, dim)
     return pair if keepdim else tuple(t.squeeze(dim) for t in pair)
@@ -224,7 +227,7 @@ def unique_consecutive(input, return_inverse=False, return_counts=False, dim=Non
     element among the kept ones, and how many each of these stands for."""
     rows = input.reshape(-1) if dim is None else input.movedim(dim, 0)
     n = rows.shape[0]
-    first = _C.ones(n, dtype=_C.bool)
+    first = _C.ones(n, dtype=_C.bool, device=input.device)
     if n > 1:
         differ = rows[1:] != rows[:-1]
         first[1:] = differ if differ.dim() == 1 else differ.flatten(1).any(1)
@@ -234,7 +237,7 @@ def unique_consecutive(input, return_inverse=False, return_counts=False, dim=Non
         inverse = first.cumsum(0) - 1
         result.append(inverse.reshape(input.shape) if dim is None else inverse)
     if return_counts:
-        starts = _C.cat([_C.arange(n)[first], _C.tensor([n], dtype=_C.int64)])
+        starts = _C.cat([_C.arange(n, device=input.device)[first], _C.tensor([n], dtype=_C.int64, device=input.device)])
         result.append(starts[1:] - starts[:-1])
     return result[0] if len(result) == 1 else tuple(result)
 
@@ -242,10 +245,11 @@ def unique_consecutive(input, return_inverse=False, return_counts=False, dim=Non
 @function
 def isin(elements, test_elements, *, assume_unique=False, invert=False):
     """True where an element of `elements` is also in test_elements."""
-    elements, tests = (t if isinstance(t, Tensor) else _C.tensor(t) for t in (elements, test_elements))
+    device = next(t.device for t in (elements, test_elements) if isinstance(t, Tensor))
+    elements, tests = (t if isinstance(t, Tensor) else _C.tensor(t, device=device) for t in (elements, test_elements))
     tests = tests.reshape(-1).sort().values
     if not tests.numel():
-        found = _C.zeros(elements.shape, dtype=_C.bool)
+        found = _C.zeros(elements.shape, dtype=_C.bool, device=elements.device)
     else:
         at = searchsorted(tests, elements).clamp(max=tests.numel() - 1)
         found = tests[at] == elements
@@ -282,12 +286,14 @@ def histogram(input, bins=100, *, range=None, weight=None, density=False):
         low, high = (flat.min().item(), flat.max().item()) if range is None else range
         if low == high:
             low, high = low - 0.5, high + 0.5
-        edges = (_C.arange(bins + 1, dtype=_C.float64) * ((high - low) / bins) + low).to(input.dtype)
+        edges = (_C.arange(bins + 1, dtype=_C.float64, device=input.device) * ((high - low) / bins) + low).to(
+            input.dtype
+        )
         edges[-1] = high
     count = edges.numel() - 1
     at = searchsorted(edges, flat, right=True) - 1
     at = _C.where(flat == edges[-1], count - 1, at)
     inside = (at >= 0) & (at < count)
-    weights = _C.ones(flat.shape, dtype=input.dtype) if weight is None else weight.reshape(-1)
-    sums = _C.zeros(count, dtype=input.dtype).index_add_(0, at[inside], weights[inside])
+    weights = _C.ones(flat.shape, dtype=input.dtype, device=input.device) if weight is None else weight.reshape(-1)
+    sums = _C.zeros(count, dtype=input.dtype, device=input.device).index_add_(0, at[inside], weights[inside])
     return (sums / (sums.sum() * (edges[1:] - edges[:-1])) if density else sums), edges

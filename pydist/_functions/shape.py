@@ -301,8 +301,8 @@ def diag(input, diagonal=0):
     if input.dim() != 1:
         raise RuntimeError(f"diag: input has shape {tuple(input.shape)} (expected 1 or 2 dimensions)")
     n, k = input.numel(), abs(diagonal)
-    at = _C.arange(n)
-    zeros = _C.zeros(n + k, n + k, dtype=input.dtype)
+    at = _C.arange(n, device=input.device)
+    zeros = _C.zeros(n + k, n + k, dtype=input.dtype, device=input.device)
     return _C.index_put(zeros, [at + max(-diagonal, 0), at + max(diagonal, 0)], input)
 
 
@@ -319,7 +319,10 @@ def _triangle(input, k, upper):
     if input.dim() < 2:
         name, shape = "triu" if upper else "tril", tuple(input.shape)
         raise RuntimeError(f"{name}: input has shape {shape} (expected at least 2 dimensions)")
-    columns, rows = _C.arange(input.shape[-1]), _C.arange(k, input.shape[-2] + k).unsqueeze(1)
+    columns, rows = (
+        _C.arange(input.shape[-1], device=input.device),
+        _C.arange(k, input.shape[-2] + k, device=input.device).unsqueeze(1),
+    )
     keep = columns >= rows if upper else columns <= rows
     return _C.where(keep, input, False) if input.dtype is _C.bool else _C.where(keep, input, 0)
 

@@ -112,7 +112,7 @@ def mvlgamma(input, p):
     """The logarithm of the p-dimensional gamma function."""
     if p < 1 or not ((input > (p - 1) / 2).all().item()):
         raise RuntimeError(f"mvlgamma: p is {p} (expected p >= 1 and input > (p - 1) / 2)")
-    halves = _C.arange(p, dtype=_C.float64) / 2
+    halves = _C.arange(p, dtype=_C.float64, device=input.device) / 2
     return (lgamma(input.double().unsqueeze(-1) - halves).sum(-1) + p * (p - 1) / 4 * math.log(math.pi)).to(input.dtype)
 
 
@@ -131,7 +131,7 @@ def _erfc(x):
     import numpy as np
 
     values = np.fromiter(map(math.erfc, x.detach().reshape(-1).tolist()), np.float64, x.numel())
-    return _C.tensor(values).reshape(x.shape)
+    return _C.tensor(values, device=x.device).reshape(x.shape)
 
 
 # The normal quantile by Wichura's algorithm AS 241 (1988): a ratio of polynomials for the middle and each of two tails.
@@ -280,12 +280,12 @@ def i0(input):
     large = x > 30
     small = masked_fill(x, large, 1.0)
     quarter = small * small / 4
-    term = total = _C.ones(tuple(x.shape), dtype=_C.float64)
+    term = total = _C.ones(tuple(x.shape), dtype=_C.float64, device=x.device)
     for k in range(1, 60):
         term = term * quarter / (k * k)
         total = total + term
     y = masked_fill(x, ~large, 40.0)
-    step = series = _C.ones(tuple(x.shape), dtype=_C.float64)
+    step = series = _C.ones(tuple(x.shape), dtype=_C.float64, device=x.device)
     for k in range(1, 12):
         step = step * ((2 * k - 1) ** 2 / (8 * k)) / y
         series = series + step

@@ -47,7 +47,7 @@ def _quantile(name, input, q, dim, keepdim, interpolation, skip_nan):
             f"{name}: input is {input.dtype} of shape {tuple(input.shape)} (expected floating numbers, not empty)"
         )
     single = not isinstance(q, Tensor) or q.dim() == 0
-    q = (q if isinstance(q, Tensor) else _C.tensor(q, dtype=input.dtype)).reshape(-1)
+    q = (q if isinstance(q, Tensor) else _C.tensor(q, dtype=input.dtype, device=input.device)).reshape(-1)
     if not ((q >= 0) & (q <= 1)).all().item():
         raise RuntimeError(f"{name}: q must be from 0 to 1")
     whole = [1] * input.dim()
@@ -94,7 +94,7 @@ def nanmedian(input, dim=None, keepdim=False):
     """median of the elements that are not NaN."""
     flat = input.reshape(-1) if dim is None else input
     if dim is None and not flat.numel():
-        return _C.full((), math.nan, dtype=input.dtype)
+        return _C.full((), math.nan, dtype=input.dtype, device=input.device)
     values, order = flat.sort(-1 if dim is None else dim)
     along = 0 if dim is None else axis_of("nanmedian", dim, input.dim())
     if dim is not None and 0 in input.shape[along : along + 1]:
@@ -128,9 +128,14 @@ def cumprod(input, dim, *, dtype=None):
 def _running_extreme(input, dim, largest):
     along = axis_of("cummax" if largest else "cummin", dim, input.dim())
     if input.dim() == 0:
-        return input.clone(), _C.zeros((), dtype=_C.int64)
+        return input.clone(), _C.zeros((), dtype=_C.int64, device=input.device)
     x, n, step = input.detach(), input.shape[along], 1
-    at = _C.arange(n).reshape([-1 if d == along else 1 for d in range(input.dim())]).expand(input.shape).clone()
+    at = (
+        _C.arange(n, device=input.device)
+        .reshape([-1 if d == along else 1 for d in range(input.dim())])
+        .expand(input.shape)
+        .clone()
+    )
     while step < n:
         here, before = x.narrow(along, step, n - step), x.narrow(along, 0, n - step)
         wins = (before > here) if largest else (before < here)  # of equal elements the later one
@@ -202,7 +207,7 @@ def _strips(name, y, x, dx, dim):
 def trapezoid(y, x=None, *, dx=1, dim=-1):
     """The integral of y along dim by the trapezoidal rule, at the positions x or with distance dx."""
     strips, along = _strips("trapezoid", y, x, dx, dim)
-    return strips.sum(along) if y.shape[along] else _C.zeros(strips.sum(along).shape, dtype=y.dtype)
+    return strips.sum(along) if y.shape[along] else _C.zeros(strips.sum(along).shape, dtype=y.dtype, device=y.device)
 
 
 @function

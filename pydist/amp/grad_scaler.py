@@ -94,7 +94,7 @@ class GradScaler:
             return finite
         from pydist import distributed as dist
 
-        broken = _C.tensor(0.0 if finite else 1.0)
+        broken = _C.tensor(0.0 if finite else 1.0, device="cpu")
         dist.all_reduce(broken, dist.ReduceOp.MAX, group=self._process_group)
         return broken.item() == 0.0
 
@@ -130,7 +130,7 @@ class GradScaler:
         factor = min(1.0, float(max_norm) / (norm + 1e-6))
         _C.scale_tensors(grads, factor / self._scale)
         self._found[id(optimizer)] = self._agree(math.isfinite(norm))
-        return _C.tensor(norm)
+        return _C.tensor(norm, device="cpu")
 
     def step(self, optimizer, *args, **kwargs):
         """Calls optimizer.step(*args, **kwargs), unless a gradient is not finite. Unscales the gradients first if
@@ -173,7 +173,10 @@ class GradScaler:
         self._stepped.clear()
 
     def _update_on_device(self):
-        found = [f if isinstance(f, _C.Tensor) else _C.full((1,), 0.0 if f else 1.0) for f in self._found.values()]
+        found = [
+            f if isinstance(f, _C.Tensor) else _C.full((1,), 0.0 if f else 1.0, device="cpu")
+            for f in self._found.values()
+        ]
         device = next(f.device for f in found if f.is_cuda)
         broken = sum(f.to(device) for f in found)
         if not isinstance(self._scale, _C.Tensor):

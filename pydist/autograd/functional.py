@@ -122,7 +122,8 @@ def jacobian(func, inputs, create_graph=False, strict=False, vectorize=False, st
                 unit[place] = 1
                 rows.append(_grad("jacobian", (y,), inputs, (unit,), create_graph, strict))
             parts = (
-                _C.stack([row[i] for row in rows]) if rows else _C.empty((0, *x.shape)) for i, x in enumerate(inputs)
+                _C.stack([row[i] for row in rows]) if rows else _C.empty((0, *x.shape), device=x.device)
+                for i, x in enumerate(inputs)
             )
             parts = (part.reshape((*y.shape, *x.shape)) for part, x in zip(parts, inputs))
             blocks.append(_results(parts, many, create_graph))

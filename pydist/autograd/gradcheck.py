@@ -172,7 +172,7 @@ def gradgradcheck(
     func, inputs = _in_parts(func, _as_tuple(inputs))
     if grad_outputs is None:
         outputs = [y for y in _floats(_as_tuple(func(*inputs))) if y.requires_grad]
-        grads = tuple(_C.randn(y.shape, dtype=y.dtype) for y in outputs)
+        grads = tuple(_C.randn(y.shape, dtype=y.dtype, device=y.device) for y in outputs)
         if gen_non_contig_grad_outputs:
             grads = tuple(_C.stack([g, g], -1).select(-1, 0) for g in grads)
         grads = tuple(g.detach().requires_grad_() for g in grads)

@@ -77,7 +77,7 @@ class Categorical(Distribution):
 
     def enumerate_support(self, expand=True):
         """All classes, along a new first dimension before the batch."""
-        values = _C.arange(self._num_events).reshape([-1] + [1] * len(self._batch_shape))
+        values = _C.arange(self._num_events, device=self.probs.device).reshape([-1] + [1] * len(self._batch_shape))
         return values.expand((-1, *self._batch_shape)) if expand else values
 
 
@@ -121,7 +121,7 @@ class OneHotCategorical(_OverClasses):
         return self._hot(self.probs.argmax(-1))
 
     def _hot(self, index):
-        return (index.unsqueeze(-1) == _C.arange(self._event_shape[-1])).to(self.probs.dtype)
+        return (index.unsqueeze(-1) == _C.arange(self._event_shape[-1], device=self.probs.device)).to(self.probs.dtype)
 
     def sample(self, sample_shape=()):
         return self._hot(self._classes.sample(sample_shape))
@@ -165,7 +165,11 @@ class Multinomial(_OverClasses):
 
     def sample(self, sample_shape=()):
         drawn = self._classes.sample((self.total_count, *sample_shape))
-        return (drawn.unsqueeze(-1) == _C.arange(self._event_shape[-1])).sum(0).to(self.probs.dtype)
+        return (
+            (drawn.unsqueeze(-1) == _C.arange(self._event_shape[-1], device=self.probs.device))
+            .sum(0)
+            .to(self.probs.dtype)
+        )
 
     def log_prob(self, value):
         self._check(value)

@@ -14,7 +14,7 @@ class _Formula(Distribution):
     def _uniform(self, sample_shape, like):
         """Uniform numbers in (0, 1): the logarithms of u and of 1 - u are finite."""
         eps = 2.0**-53 if like.dtype is _C.float64 else 2.0**-24
-        return _C.rand(self._shape(sample_shape), dtype=like.dtype).clamp(eps, 1 - eps)
+        return _C.rand(self._shape(sample_shape), dtype=like.dtype, device=like.device).clamp(eps, 1 - eps)
 
 
 class _LocScale(_Formula):
@@ -49,7 +49,7 @@ class Normal(_LocScale):
         return self.scale * self.scale
 
     def rsample(self, sample_shape=()):
-        return self.loc + self.scale * _C.randn(self._shape(sample_shape), dtype=self.loc.dtype)
+        return self.loc + self.scale * _C.randn(self._shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)
 
     def log_prob(self, value):
         z = (self._check(value) - self.loc) / self.scale
@@ -141,12 +141,12 @@ class Cauchy(_LocScale):
     @property
     def mean(self):
         """NaN: the distribution has no mean."""
-        return _C.full(tuple(self.loc.shape), math.nan, dtype=self.loc.dtype)
+        return _C.full(tuple(self.loc.shape), math.nan, dtype=self.loc.dtype, device=self.loc.device)
 
     @property
     def variance(self):
         """Infinite or NaN: the distribution has no variance."""
-        return _C.full(tuple(self.loc.shape), math.inf, dtype=self.loc.dtype)
+        return _C.full(tuple(self.loc.shape), math.inf, dtype=self.loc.dtype, device=self.loc.device)
 
     def rsample(self, sample_shape=()):
         return self.icdf(self._uniform(sample_shape, self.loc))
@@ -292,7 +292,9 @@ class Uniform(_Formula):
         return value
 
     def rsample(self, sample_shape=()):
-        return self.low + _C.rand(self._shape(sample_shape), dtype=self.low.dtype) * (self.high - self.low)
+        return self.low + _C.rand(self._shape(sample_shape), dtype=self.low.dtype, device=self.low.device) * (
+            self.high - self.low
+        )
 
     def log_prob(self, value):
         inside = ((self._check(value) >= self.low) & (value < self.high)).to(self.low.dtype)

@@ -3,6 +3,7 @@
 import math
 
 from pydist import _C
+from pydist._functions._register import array_of
 from pydist._functions.random import host_generator, poisson
 from pydist.distributions.distribution import Distribution, broadcast_all, clamp_probs
 from pydist.nn.functional import binary_cross_entropy_with_logits
@@ -63,7 +64,7 @@ class Bernoulli(_Odds):
 
     def sample(self, sample_shape=()):
         probs = self.probs.detach()
-        return (_C.rand(self._shape(sample_shape), dtype=probs.dtype) < probs).to(probs.dtype)
+        return (_C.rand(self._shape(sample_shape), dtype=probs.dtype, device=probs.device) < probs).to(probs.dtype)
 
     def log_prob(self, value):
         value = self._check(value).to(self.logits.dtype)
@@ -75,7 +76,9 @@ class Bernoulli(_Odds):
 
     def enumerate_support(self, expand=True):
         """0 and 1, along a new first dimension before the batch."""
-        values = _C.arange(2, dtype=self.probs.dtype).reshape([-1] + [1] * len(self._batch_shape))
+        values = _C.arange(2, dtype=self.probs.dtype, device=self.probs.device).reshape(
+            [-1] + [1] * len(self._batch_shape)
+        )
         return values.expand((-1, *self._batch_shape)) if expand else values
 
 
@@ -105,7 +108,7 @@ class Geometric(_Odds):
 
     def sample(self, sample_shape=()):
         probs = self.probs.detach()
-        u = 1 - _C.rand(self._shape(sample_shape), dtype=probs.dtype)
+        u = 1 - _C.rand(self._shape(sample_shape), dtype=probs.dtype, device=probs.device)
         return (u.log() / (-probs).log1p()).floor()
 
     def log_prob(self, value):
@@ -137,8 +140,8 @@ class Binomial(_Odds):
 
     def sample(self, sample_shape=()):
         shape, probs = self._shape(sample_shape), self.probs.detach()
-        drawn = host_generator().binomial(self.total_count.long().numpy(), probs.double().numpy(), shape)
-        return _C.tensor(drawn, dtype=probs.dtype)
+        drawn = host_generator().binomial(array_of(self.total_count.long()), array_of(probs.double()), shape)
+        return _C.tensor(drawn, dtype=probs.dtype, device=probs.device)
 
     def log_prob(self, value):
         self._check(value)
@@ -150,7 +153,9 @@ class Binomial(_Odds):
         most = int(self.total_count.amax().item()) if self.total_count.numel() else 0
         if (self.total_count != most).any().item():
             raise NotImplementedError("Inhomogeneous total count not supported by `entropy`.")
-        counts = _C.arange(most + 1, dtype=self.logits.dtype).reshape([-1] + [1] * len(self._batch_shape))
+        counts = _C.arange(most + 1, dtype=self.logits.dtype, device=self.logits.device).reshape(
+            [-1] + [1] * len(self._batch_shape)
+        )
         each = self.log_prob(counts.expand((most + 1, *self._batch_shape)))
         return -(each.exp() * each).sum(0)
 

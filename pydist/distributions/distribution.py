@@ -12,11 +12,12 @@ def broadcast_all(*values):
     """Numbers and tensors as tensors with one shape and floating dtype."""
     given = [v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()]
     dtype = given[0] if given else _C.get_default_dtype()
+    device = next((v.device for v in values if isinstance(v, Tensor)), None)
     made = [
         (
             v
             if isinstance(v, Tensor) and v.is_floating_point()
-            else _C.tensor(v.tolist() if isinstance(v, Tensor) else v, dtype=dtype)
+            else _C.tensor(v.tolist() if isinstance(v, Tensor) else v, dtype=dtype, device=device)
         )
         for v in values
     ]
@@ -99,7 +100,7 @@ class Distribution:
             raise ValueError(
                 f"The right-most size of value must match event_shape: {tuple(value.shape)} vs {tuple(self._event_shape)}."
             )
-        broadcast_tensors(value, _C.empty(self._shape()))
+        broadcast_tensors(value, _C.empty(self._shape(), device=value.device))
         if not _check_of(self._value)(value.detach()).all().item():
             raise ValueError(
                 f"Expected value argument (Tensor of shape {tuple(value.shape)}) to be within the support ({self._value}) of the "

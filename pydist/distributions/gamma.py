@@ -4,6 +4,7 @@ al., 2018): dx/da = -(dF/da) / density, where F is the distribution function."""
 import math
 
 from pydist import _C
+from pydist._functions._register import array_of
 from pydist._functions.random import host_generator
 from pydist.autograd import Function
 from pydist.autograd.function import once_differentiable
@@ -53,7 +54,12 @@ class _Sample(Function):
     @staticmethod
     def forward(ctx, concentration):
         a = concentration.detach().double()
-        x = _C.tensor(host_generator().standard_gamma(a.numpy())).reshape(a.shape).clamp(1e-300).to(concentration.dtype)
+        x = (
+            _C.tensor(host_generator().standard_gamma(array_of(a)), device=a.device)
+            .reshape(a.shape)
+            .clamp(1e-300)
+            .to(concentration.dtype)
+        )
         x = x.clamp(2.0**-126) if concentration.dtype is not _C.float64 else x
         ctx.save_for_backward(concentration, x)
         return x
@@ -61,8 +67,8 @@ class _Sample(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        a, x = (t.detach().double().numpy() for t in ctx.saved_tensors)
-        return grad * _C.tensor(_slope(a, x)).reshape(grad.shape).to(grad.dtype)
+        a, x = (array_of(t.double()) for t in ctx.saved_tensors)
+        return grad * _C.tensor(_slope(a, x), device=grad.device).reshape(grad.shape).to(grad.dtype)
 
 
 def standard_gamma(concentration):
@@ -180,7 +186,10 @@ class StudentT(Distribution):
     def rsample(self, sample_shape=()):
         shape = self._shape(sample_shape)
         squares = 2 * standard_gamma((0.5 * self.df).expand(shape))
-        return self.loc + self.scale * _C.randn(shape, dtype=self.loc.dtype) * (self.df / squares).sqrt()
+        return (
+            self.loc
+            + self.scale * _C.randn(shape, dtype=self.loc.dtype, device=self.loc.device) * (self.df / squares).sqrt()
+        )
 
     def log_prob(self, value):
         y, half = (self._check(value) - self.loc) / self.scale, 0.5 * self.df

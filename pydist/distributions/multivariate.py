@@ -57,7 +57,7 @@ class MultivariateNormal(Distribution):
         return (self._tril * self._tril).sum(-1)
 
     def rsample(self, sample_shape=()):
-        noise = _C.randn(self._shape(sample_shape), dtype=self.loc.dtype)
+        noise = _C.randn(self._shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)
         return self.loc + (self._tril @ noise.unsqueeze(-1)).squeeze(-1)
 
     def _half_log_det(self):

@@ -262,7 +262,11 @@ class AffineTransform(Transform):
         return (y - self.loc) / self.scale
 
     def log_abs_det_jacobian(self, x, y):
-        scale = self.scale if isinstance(self.scale, Tensor) else _C.tensor(float(self.scale), dtype=x.dtype)
+        scale = (
+            self.scale
+            if isinstance(self.scale, Tensor)
+            else _C.tensor(float(self.scale), dtype=x.dtype, device=x.device)
+        )
         return _last(scale.abs().log().expand(x.shape), self.event_dim)
 
     def __eq__(self, other):
@@ -293,7 +297,7 @@ class StickBreakingTransform(_Same):
     domain_dim = codomain_dim = 1
 
     def _rest(self, x):
-        return x - _C.arange(x.shape[-1], 0, -1).to(x.dtype).log()
+        return x - _C.arange(x.shape[-1], 0, -1, device=x.device).to(x.dtype).log()
 
     def _call(self, x):
         z = SigmoidTransform()(self._rest(x))
@@ -304,7 +308,7 @@ class StickBreakingTransform(_Same):
     def _inverse(self, y):
         parts = y[..., :-1]
         left = (1 - parts.cumsum(-1)).clamp(min=2.0**-126)
-        return parts.log() - left.log() + _C.arange(parts.shape[-1], 0, -1).to(y.dtype).log()
+        return parts.log() - left.log() + _C.arange(parts.shape[-1], 0, -1, device=y.device).to(y.dtype).log()
 
     def log_abs_det_jacobian(self, x, y):
         x = self._rest(x)
@@ -336,7 +340,7 @@ class ReshapeTransform(Transform):
         return y.reshape(self.inverse_shape(y.shape))
 
     def log_abs_det_jacobian(self, x, y):
-        return _C.zeros(tuple(x.shape[: x.dim() - self.domain_dim]), dtype=x.dtype)
+        return _C.zeros(tuple(x.shape[: x.dim() - self.domain_dim]), dtype=x.dtype, device=x.device)
 
     def _reshaped(self, shape, from_shape, to_shape):
         cut = len(shape) - len(from_shape)
@@ -405,7 +409,7 @@ class ComposeTransform(Transform):
         return y
 
     def log_abs_det_jacobian(self, x, y):
-        total, dim = _C.zeros((), dtype=x.dtype), self.domain_dim
+        total, dim = _C.zeros((), dtype=x.dtype, device=x.device), self.domain_dim
         for part in self.parts:
             after = part(x)
             total = total + _last(part.log_abs_det_jacobian(x, after), dim - part.domain_dim)

@@ -92,7 +92,9 @@ class BERT(nn.Module):
 
     def forward(self, tokens, mask=None, types=None):
         check_tokens("BERT", tokens, self.config.max_position_embeddings)
-        x = self.word_embeddings(tokens) + self.position_embeddings(pydist.arange(tokens.shape[1]))
+        x = self.word_embeddings(tokens) + self.position_embeddings(
+            pydist.arange(tokens.shape[1], device=tokens.device)
+        )
         x = x + self.token_type_embeddings(pydist.zeros_like(tokens) if types is None else types)
         x = self.dropout(self.embeddings_norm(x))
         seen = None if mask is None else mask.bool()[:, None, None, :]

@@ -110,7 +110,7 @@ class GPT(nn.Module):
     def _hidden(self, tokens):
         check_tokens("GPT", tokens, self.config.block_size)
         parts = self.transformer
-        x = parts["drop"](parts["wte"](tokens) + parts["wpe"](pydist.arange(tokens.shape[1])))
+        x = parts["drop"](parts["wte"](tokens) + parts["wpe"](pydist.arange(tokens.shape[1], device=tokens.device)))
         for block in parts["h"]:
             x = block(x)
         return parts["ln_f"](x)

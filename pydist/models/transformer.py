@@ -121,7 +121,7 @@ class Transformer(nn.Module):
         was_training = self.training
         self.eval()
         memory, mask = self.encode(source, source_mask)
-        target = pydist.full((source.shape[0], 1), begin, dtype=pydist.int64)
+        target = pydist.full((source.shape[0], 1), begin, dtype=pydist.int64, device=source.device)
         for _ in range(count):
             target = pydist.cat([target, self.decode(target, memory, mask)[:, -1].argmax(-1, keepdim=True)], 1)
         self.train(was_training)

@@ -138,7 +138,9 @@ def eye_(tensor):
         raise ValueError(f"Only tensors with 2 dimensions are supported, got {tensor.dim()}")
     with no_grad():
         rows, columns = tensor.shape
-        return tensor.copy_(_C.arange(rows).unsqueeze(1) == _C.arange(columns))
+        return tensor.copy_(
+            _C.arange(rows, device=tensor.device).unsqueeze(1) == _C.arange(columns, device=tensor.device)
+        )
 
 
 def dirac_(tensor, groups=1):
@@ -169,7 +171,9 @@ def orthogonal_(tensor, gain=1, generator=None):
 
     rows = tensor.shape[0]
     columns = tensor.numel() // rows
-    drawn = normal_(_C.empty(max(rows, columns), min(rows, columns), dtype=_C.float64), generator=generator)
+    drawn = normal_(
+        _C.empty(max(rows, columns), min(rows, columns), dtype=_C.float64, device="cpu"), generator=generator
+    )
     q, r = np.linalg.qr(drawn.numpy())
     q = q * np.sign(np.diag(r))  # without the signs the distribution would depend on the QR algorithm
     q = q.T if rows < columns else q
@@ -187,7 +191,7 @@ def sparse_(tensor, sparsity, std=0.01, generator=None):
     with no_grad():
         normal_(tensor, 0, std, generator=generator)
         for column in range(columns):
-            tensor[_C.randperm(rows, generator=generator)[:zeros], column] = 0
+            tensor[_C.randperm(rows, generator=generator, device=tensor.device)[:zeros], column] = 0
     return tensor
 
 

@@ -62,7 +62,7 @@ class UninitializedParameter(Parameter):
 
     def materialize(self, shape, device=None, dtype=None):
         """Makes it a Parameter of this shape with uninitialised elements."""
-        self.data = _C.empty(shape, device=device, dtype=dtype or self.dtype)
+        self.data = _C.empty(shape, device=device or self.device, dtype=dtype or self.dtype)
         self.__class__ = Parameter
 
     @property

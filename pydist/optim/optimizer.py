@@ -188,7 +188,8 @@ class Optimizer:
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict):
-        """Takes the options and the state. The state is copied; floating tensors are cast to their parameters' dtype.
+        """Takes the options and the state. The state is copied to its parameters' devices; floating tensors are cast
+        to their dtype.
 
         Raises ValueError if the number of groups, or the number of parameters in a group, differs.
         """
@@ -221,7 +222,8 @@ def _copied(value, param, key=None):
     if isinstance(value, _C.Tensor):
         if key in ("step", "mu_product", "eta", "mu"):
             return int(value.item()) if key == "step" else float(value.item())
-        return value.clone().to(param.dtype) if value.is_floating_point() else value.clone()
+        dtype = param.dtype if value.is_floating_point() else value.dtype
+        return value.to(param.device, dtype, copy=True)
     if isinstance(value, dict):
         return {k: _copied(v, param, k) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

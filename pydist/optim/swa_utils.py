@@ -78,7 +78,7 @@ class AveragedModel(Module):
         self.module = deepcopy(model)
         if device is not None:
             self.module = self.module.to(device)
-        self.register_buffer("n_averaged", _C.tensor(0, dtype=_C.int64))
+        self.register_buffer("n_averaged", _C.tensor(0, dtype=_C.int64, device=device))
         self.avg_fn = avg_fn
         self.multi_avg_fn = multi_avg_fn or (get_swa_multi_avg_fn() if avg_fn is None else None)
         self.use_buffers = use_buffers

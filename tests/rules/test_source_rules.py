@@ -44,6 +44,61 @@ def hits(pattern, text, path):
     return [f"{path}:{text[: m.start()].count(chr(10)) + 1}: {m[0]}" for m in re.finditer(pattern, text)]
 
 
+# Rooms of functions and modules that must work for tensors on any device: what they make says on which one.
+PLACED = (
+    "_functions nn distributions optim amp models autograd _make.py _legacy.py _tensor.py fft.py func.py linalg.py "
+    "sparse.py special.py"
+).split()
+CREATORS = set(
+    "arange empty empty_strided eye from_numpy full linspace logspace ones rand randint randn randperm scalar_tensor "
+    "tensor zeros".split()
+)
+PLACELESS = {  # functions of the rooms that may make tensors without device=, or read NumPy's view of one
+    "_functions/_register.py array_of": "the way to the host",
+    "_functions/rearrange.py block_diag": "of no tensors",
+    "_legacy.py __array_wrap__": "NumPy's results are on the host",
+    "distributions/transforms.py __init__": "one number, which goes wherever it is used",
+    "fft.py _computed": "moves it",
+    "models/llama.py rotations": "makes a buffer, as the layers do: on the default device",
+    "models/transformer.py positions": "makes a buffer, as the layers do: on the default device",
+    "nn/init.py orthogonal_": "copies it into the tensor",
+    "nn/parameter.py __new__": "of no data",
+    "nn/utils/__init__.py get_total_norm": "of no tensors",
+}
+
+
+def placeless(text):
+    """(line, function) of calls of a creator without device=, and of numpy() of a tensor that may be on a GPU."""
+
+    def search(node, function):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
+                of, name = child.func.value, child.func.attr
+                makes = name in CREATORS and isinstance(of, ast.Name) and of.id in ("_C", "pydist")
+                if makes and not any(k.arg in ("device", None) for k in child.keywords):
+                    yield child.lineno, function
+                if name == "numpy" and ast.unparse(of) != "dtype":
+                    yield child.lineno, function
+            yield from search(
+                child, getattr(child, "name", function) if isinstance(child, ast.FunctionDef) else function
+            )
+
+    return list(search(ast.parse(text), ""))
+
+
+def test_what_is_made_says_on_which_device():
+    made = "def f(x):\n return _C.arange(3) + x.new_zeros(3) + pydist.zeros(3, device=x.device) + _C.full((), 1, **x)\n"
+    assert placeless(made) == [(2, "f")] and placeless("x.detach().numpy()") == [(1, "")]
+    found = []
+    for path in files("*.py"):
+        if path.parts[0] == "pydist" and path.parts[1] in PLACED:
+            found += [
+                (f"{'/'.join(path.parts[1:])} {name}", line) for line, name in placeless((TOP / path).read_text())
+            ]
+    assert [at for at in found if at[0] not in PLACELESS] == []
+    assert {name for name, _ in found} == set(PLACELESS)
+
+
 def test_there_is_something_to_check():
     assert {room for room, _, _ in csrc()} <= set(ROOMS) and len(list(csrc())) > 50
 

@@ -11,7 +11,7 @@
 #include <structmember.h>
 
 typedef struct output {
-    bool known;
+    const pd_device *device; /* NULL: the output is no tensor */
     int8_t dtype, ndim;
     int64_t size[PD_MAX_DIMS];
 } output; /* the geometry of an output, for its zero gradient */
@@ -121,15 +121,18 @@ void pd_py_drop_function(void *ctx) {
 
 static PyObject *gradient_of(const pyctx *c, const pd_vjp *v, int i) {
     const output *o = &c->outs[i];
+    const pd_device *was;
     pd_tensor *zero;
     if (v->g[i]) {
         PD_PY_TRY(pd_tensor_apart(v->g[i], v->create_graph, &zero));
         return pd_py_wrap_new(zero);
     }
-    if (!c->materialize || !o->known) Py_RETURN_NONE;
-    PD_PY_TRY(pd_tensor_new(pd_node_name(v->node), (pd_dtype)o->dtype, o->ndim, o->size, &zero));
-    pd_fill(zero, &(pd_scalar){.cat = PD_CAT_INT});
-    return pd_py_wrap_new(zero);
+    if (!c->materialize || !o->device) Py_RETURN_NONE;
+    if (!pd_py_at(o->device, &was)) return NULL;
+    pd_status status = pd_tensor_new(pd_node_name(v->node), (pd_dtype)o->dtype, o->ndim, o->size, &zero);
+    if (!status) pd_fill(zero, &(pd_scalar){.cat = PD_CAT_INT});
+    pd_device_here = was;
+    return status ? pd_py_raise(status) : pd_py_wrap_new(zero);
 }
 
 /* Gives g to the engine as the gradient of input i; false with the exception set. */
@@ -321,7 +324,7 @@ static pd_status record(pyctx *c, const char *name, PyObject *inputs, PyObject *
         PyObject *o = PyTuple_GET_ITEM(outputs, i);
         const pd_tensor *t = pd_py_is_tensor(o) ? pd_py_tensor(o) : NULL;
         if (!t) continue;
-        c->outs[i] = (output){.known = true, .dtype = t->dtype, .ndim = t->ndim};
+        c->outs[i] = (output){.device = t->storage->device, .dtype = t->dtype, .ndim = t->ndim};
         memcpy(c->outs[i].size, t->size, sizeof *t->size * (size_t)t->ndim);
     }
     PD_TRY(pd_calloc(sizeof *in * (size_t)(nin + 1), name, &in));

@@ -254,10 +254,13 @@ int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value) {
     if (PyErr_Occurred() || !apply_key(self, key, &x)) return -1;
     if (pd_py_is_tensor(value)) pd_tensor_retain(v = pd_py_tensor(value));
     else if (!is_number) {
-        if (!(v = pd_py_from_data("setitem", value, PD_NO_DTYPE, PD_PY_COPY_IF_NEEDED))) {
+        pd_tensor *data = pd_py_from_data("setitem", value, PD_NO_DTYPE, PD_PY_COPY_IF_NEEDED);
+        if (!data) {
             clear(&x);
             return -1;
         }
+        status = pd_move(data, x.view->storage->device, PD_WAIT, &v);
+        pd_tensor_release(data);
     } else if (x.advanced) {
         status = pd_tensor_new("setitem", (pd_dtype)x.view->dtype, 0, NULL, &v);
         PD_THEN(pd_scalar_fits("setitem", &number, (pd_dtype)x.view->dtype));

@@ -84,7 +84,7 @@ class _AllGather(Function):
             dist.all_gather(parts, tensor.detach(), group)
             return tuple(parts)
         world = dist.get_world_size(group)
-        out = _C.empty((world, *tensor.shape), dtype=tensor.dtype)
+        out = _C.empty((world, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
         dist.all_gather_into_tensor(out, tensor.detach(), group)
         return tuple(part.clone() for part in out)
 
@@ -114,7 +114,7 @@ class _Gather(Function):
     def forward(ctx, dst, group, tensor):
         ctx.dst, ctx.group = dst, group
         world = dist.get_world_size(group)
-        parts = [_C.zeros(tensor.shape, dtype=tensor.dtype) for _ in range(world)]
+        parts = [_C.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device) for _ in range(world)]
         dist.gather(tensor.detach(), parts if dist.get_rank(group) == dst else None, dst, group)
         return tuple(parts)
 
@@ -127,7 +127,7 @@ class _Scatter(Function):
     @staticmethod
     def forward(ctx, src, group, *tensors):
         ctx.src, ctx.group = src, group
-        out = _C.empty(tensors[0].shape, dtype=tensors[0].dtype)
+        out = _C.empty(tensors[0].shape, dtype=tensors[0].dtype, device=tensors[0].device)
         parts = [tensor.detach() for tensor in tensors]
         dist.scatter(out, parts if dist.get_rank(group) == src else None, src, group)
         return out
@@ -147,7 +147,7 @@ class _AllToAll(Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        outputs = [_C.empty(shape, dtype=grads[0].dtype) for shape in ctx.shapes]
+        outputs = [_C.empty(shape, dtype=grads[0].dtype, device=grads[0].device) for shape in ctx.shapes]
         return None, None, *_AllToAll.apply(ctx.group, outputs, *grads)
 
 
@@ -160,7 +160,7 @@ class _AllToAllSingle(Function):
 
     @staticmethod
     def backward(ctx, grad):
-        output = _C.empty(ctx.shape, dtype=grad.dtype)
+        output = _C.empty(ctx.shape, dtype=grad.dtype, device=grad.device)
         return None, None, None, None, _AllToAllSingle.apply(ctx.group, output, *ctx.sizes, grad)
 
 

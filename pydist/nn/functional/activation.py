@@ -174,7 +174,7 @@ def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False, ge
     if not training:
         return leaky_relu(input, (lower + upper) / 2, inplace)
     kept = input.clone() if inplace else input
-    slopes = _C.empty(*input.shape, dtype=input.dtype).uniform_(lower, upper, generator=generator)
+    slopes = _C.empty(*input.shape, dtype=input.dtype, device=input.device).uniform_(lower, upper, generator=generator)
     return _or_written(input, _C.where(kept > 0, kept, kept * slopes), inplace)
 
 
@@ -196,9 +196,11 @@ def selu_(input):
 def gumbel_softmax(logits, tau=1, hard=False, eps=1e-10, dim=-1):
     """softmax((logits + Gumbel noise) / tau) along dim. hard: the result is one-hot, but has the gradient of the
     softmax (Jang et al., 2017)."""
-    noise = -_C.empty(*logits.shape, dtype=logits.dtype).exponential_().log()
+    noise = -_C.empty(*logits.shape, dtype=logits.dtype, device=logits.device).exponential_().log()
     soft = _C.softmax((logits + noise) / tau, dim)
     if not hard:
         return soft
-    one = _C.zeros(*logits.shape, dtype=logits.dtype).scatter_(dim, soft.argmax(dim, keepdim=True), 1.0)
+    one = _C.zeros(*logits.shape, dtype=logits.dtype, device=logits.device).scatter_(
+        dim, soft.argmax(dim, keepdim=True), 1.0
+    )
     return one - soft.detach() + soft

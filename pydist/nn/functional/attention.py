@@ -43,7 +43,7 @@ def _as_scores(mask, dtype):
     """A mask that is added to the scores: bool becomes -inf where it is True."""
     if mask is None or mask.dtype is not _C.bool:
         return mask
-    return _C.zeros(*mask.shape, dtype=dtype).masked_fill(mask, -math.inf)
+    return _C.zeros(*mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)
 
 
 def multi_head_attention_forward(
@@ -117,7 +117,7 @@ def multi_head_attention_forward(
 
     k, v = heads(k, static_k), heads(v, static_v)
     if add_zero_attn:
-        zero = _C.zeros(count, num_heads, 1, head, dtype=k.dtype)
+        zero = _C.zeros(count, num_heads, 1, head, dtype=k.dtype, device=k.device)
         k, v = _C.cat([k, zero], 2), _C.cat([v, zero], 2)
         more += 1
     source = k.shape[2]

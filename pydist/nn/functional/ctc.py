@@ -23,7 +23,7 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reducti
             f"ctc_loss: log_probs has shape {tuple(log_probs.shape)}, blank is {blank} (expected [T, N, C], a class)"
         )
     times, count, _ = log_probs.shape
-    lengths = (t if isinstance(t, _C.Tensor) else _C.tensor(t) for t in (input_lengths, target_lengths))
+    lengths = (t if isinstance(t, _C.Tensor) else _C.tensor(t, device="cpu") for t in (input_lengths, target_lengths))
     steps, sizes = (t.reshape(-1).tolist() for t in lengths)
     if len(steps) != count or len(sizes) != count or max(steps, default=0) > times:
         raise RuntimeError(
@@ -37,14 +37,16 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reducti
         if len(row) != size:
             raise RuntimeError(f"ctc_loss: target_lengths {sizes} for targets of shape {tuple(targets.shape)}")
         rows.append([label for x in row + [blank] * (longest - size) for label in (blank, x)] + [blank])
-    labels = _C.tensor(rows, dtype=_C.int64)  # [N, 2 S + 1]: labels with blanks around them
+    labels = _C.tensor(rows, dtype=_C.int64, device=log_probs.device)  # [N, 2 S + 1]: labels with blanks around them
     width = 2 * longest + 1
-    skips = _C.zeros(count, width, dtype=_C.bool)  # whether a label may follow the one before it without a blank
+    skips = _C.zeros(
+        count, width, dtype=_C.bool, device=log_probs.device
+    )  # whether a label may follow the one before it without a blank
     if width > 2:
         skips = _C.cat([skips[:, :2], (labels[:, 2:] != blank) & (labels[:, 2:] != labels[:, :-2])], 1)
     emitted = log_probs.gather(2, labels.unsqueeze(0).expand(times, count, width))
-    impossible = _C.full((count, width), _NEVER, dtype=log_probs.dtype)
-    first = _C.arange(width).unsqueeze(0) < 2
+    impossible = _C.full((count, width), _NEVER, dtype=log_probs.dtype, device=log_probs.device)
+    first = _C.arange(width, device=log_probs.device).unsqueeze(0) < 2
     alpha = _C.where(first, emitted[0], impossible)
     ends = []
     for t in range(times):
@@ -59,8 +61,8 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reducti
         last = table[steps[n] - 1, n] if steps[n] else impossible[n]
         end = last[2 * sizes[n]]
         losses.append(-_C.logaddexp(end, last[2 * sizes[n] - 1]) if sizes[n] else -end)
-    each = _C.stack(losses) if losses else _C.zeros(0, dtype=log_probs.dtype)
+    each = _C.stack(losses) if losses else _C.zeros(0, dtype=log_probs.dtype, device=log_probs.device)
     each = each.masked_fill(each.detach() > -_NEVER / 2, 0.0 if zero_infinity else math.inf)
     if reduction == "mean":
-        return (each / _C.tensor([max(size, 1) for size in sizes], dtype=each.dtype)).mean()
+        return (each / _C.tensor([max(size, 1) for size in sizes], dtype=each.dtype, device=each.device)).mean()
     return each.sum() if reduction == "sum" else each.squeeze(0) if single else each

@@ -26,7 +26,7 @@ def pdist(input, p=2.0):
     2), ..."""
     if input.dim() != 2:
         raise RuntimeError(f"pdist: input has shape {tuple(input.shape)} (expected [N, M])")
-    rows = _C.arange(input.shape[0])
+    rows = _C.arange(input.shape[0], device=input.device)
     first, second = (rows.unsqueeze(1) < rows).nonzero(as_tuple=True)
     return (input[first] - input[second]).norm(p, -1)
 
@@ -112,7 +112,7 @@ def multi_margin_loss(input, target, p=1, margin=1.0, weight=None, size_average=
     scores, labels = input.reshape(-1, input.shape[-1]), target.reshape(-1, 1)
     each = _C.relu(margin - scores.gather(1, labels) + scores) ** p
     each = each if weight is None else each * weight[labels]
-    each = each.masked_fill(_C.arange(scores.shape[1]) == labels, 0.0).sum(1) / scores.shape[1]
+    each = each.masked_fill(_C.arange(scores.shape[1], device=scores.device) == labels, 0.0).sum(1) / scores.shape[1]
     return reduced(each.reshape(target.shape), reduction_of(size_average, reduce, reduction))
 
 
@@ -127,7 +127,7 @@ def multilabel_margin_loss(input, target, size_average=None, reduce=None, reduct
     scores, labels = input.reshape(-1, input.shape[-1]), target.reshape(-1, input.shape[-1])
     given = (labels < 0).long().cumsum(1) == 0
     places = labels.clamp(0)
-    chosen = _C.zeros(*scores.shape, dtype=_C.int64).scatter_add_(1, places, given.long()) > 0
+    chosen = _C.zeros(*scores.shape, dtype=_C.int64, device=scores.device).scatter_add_(1, places, given.long()) > 0
     pairs = _C.relu(1 - (scores.gather(1, places).unsqueeze(2) - scores.unsqueeze(1)))
     pairs = pairs.masked_fill(~(given.unsqueeze(2) & ~chosen.unsqueeze(1)), 0.0)
     each = pairs.sum((1, 2)) / scores.shape[1]
@@ -153,7 +153,7 @@ def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"
     """(log(v) + (input - target) ** 2 / v) / 2 with v = max(var, eps); full adds log(2 pi) / 2."""
     reduction = reduction_of(None, None, reduction)
     if not isinstance(var, _C.Tensor):
-        var = _C.full((), float(var), dtype=input.dtype).expand(*input.shape)
+        var = _C.full((), float(var), dtype=input.dtype, device=input.device).expand(*input.shape)
     if var.shape != input.shape:
         if input.shape[:-1] == var.shape:
             var = var.unsqueeze(-1)

@@ -17,11 +17,11 @@ def _begins(samples, size, out, kernel):
     """The positions at which the `out` windows of each plane begin: samples [N, C] in [0, 1) to int64 [N, C, out]. The
     last window ends at the end of the plane."""
     if out == 1:
-        return _C.full((*samples.shape, 1), size - kernel, dtype=_C.int64)
+        return _C.full((*samples.shape, 1), size - kernel, dtype=_C.int64, device=samples.device)
     alpha = (size - kernel) / (out - 1)
-    steps = _C.arange(out - 1).to(samples.dtype)
+    steps = _C.arange(out - 1, device=samples.device).to(samples.dtype)
     begins = ((steps + samples.unsqueeze(-1)) * alpha).to(_C.int64) - (samples * alpha).to(_C.int64).unsqueeze(-1)
-    return _C.cat([begins, _C.full((*samples.shape, 1), size - kernel, dtype=_C.int64)], -1)
+    return _C.cat([begins, _C.full((*samples.shape, 1), size - kernel, dtype=_C.int64, device=samples.device)], -1)
 
 
 def _sizes_out(name, sizes, kernel, output_size, output_ratio):
@@ -47,13 +47,13 @@ def _pool(name, input, kernel_size, output_size, output_ratio, samples, dims):
     out = _sizes_out(name, sizes, kernel, output_size, output_ratio)
     x = input if input.dim() == dims + 2 else input.unsqueeze(0)
     if samples is None:
-        samples = _C.rand(*x.shape[:2], dims, dtype=input.dtype)
+        samples = _C.rand(*x.shape[:2], dims, dtype=input.dtype, device=input.device)
     elif tuple(samples.shape) != (*x.shape[:2], dims):
         raise RuntimeError(f"{name}: _random_samples {tuple(samples.shape)} (expected {(*x.shape[:2], dims)})")
     flat = None  # the position in its plane of each element of each window: [N, C, *out, *kernel]
     for d, (size, o, k) in enumerate(zip(sizes, out, kernel)):
         column = dims - 1 - d if dims == 2 else d  # PyTorch's order of the samples
-        at = _begins(samples[..., column], size, o, k).unsqueeze(-1) + _C.arange(k)
+        at = _begins(samples[..., column], size, o, k).unsqueeze(-1) + _C.arange(k, device=input.device)
         shape = [1] * (2 * dims)
         shape[d], shape[dims + d] = o, k
         at = at.reshape(*x.shape[:2], *shape)

@@ -149,7 +149,10 @@ def fold(input, output_size, kernel_size, dilation=1, padding=0, stride=1):
     channels = rows // taps
     # every window adds its own elements: a transposed convolution with the unit windows
     units = (
-        _C.zeros(taps, taps, dtype=input.dtype).fill_diagonal_(1).reshape(taps, 1, *kernel).repeat(channels, 1, 1, 1)
+        _C.zeros(taps, taps, dtype=input.dtype, device=input.device)
+        .fill_diagonal_(1)
+        .reshape(taps, 1, *kernel)
+        .repeat(channels, 1, 1, 1)
     )
     more = [
         full - ((count - 1) * s - 2 * p + d * (k - 1) + 1)

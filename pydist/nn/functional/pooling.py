@@ -178,7 +178,7 @@ def _unpooled(name, input, indices, kernel_size, stride, padding, output_size, d
     lead, count = input.shape[:-dims], 1
     for n in size:
         count *= n
-    flat = _C.zeros(*lead, count, dtype=input.dtype)
+    flat = _C.zeros(*lead, count, dtype=input.dtype, device=input.device)
     return flat.scatter(-1, indices.flatten(-dims), input.flatten(-dims)).reshape(*lead, *size)
 
 

@@ -58,7 +58,11 @@ def embedding_bag(
                 "sequences."
             )
         bags, each = input.shape
-        offsets = _C.arange(0, bags * each, each) if each else _C.zeros(bags, dtype=_C.int64)
+        offsets = (
+            _C.arange(0, bags * each, each, device=input.device)
+            if each
+            else _C.zeros(bags, dtype=_C.int64, device=input.device)
+        )
     elif input.dim() != 1 or offsets is None or offsets.dim() != 1:
         raise ValueError(f"embedding_bag: input has {input.dim()} dims (expected 2, or 1 with offsets of 1 dim)")
     else:
@@ -74,7 +78,7 @@ def embedding_bag(
     indices, count = input.reshape(-1), offsets.numel()
     if max_norm is not None:
         _limit_rows(weight, indices, max_norm, norm_type)
-    bag = searchsorted(offsets, _C.arange(indices.numel()), right=True) - 1
+    bag = searchsorted(offsets, _C.arange(indices.numel(), device=input.device), right=True) - 1
     if padding_idx is not None:
         kept = indices != padding_idx % weight.shape[0]
         indices, bag = indices[kept], bag[kept]
@@ -83,7 +87,7 @@ def embedding_bag(
     rows = _by_frequency(rows, indices, weight.shape[0]) if scale_grad_by_freq else rows
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.reshape(-1, 1)
-    out = _C.zeros(count, weight.shape[1], dtype=weight.dtype)
+    out = _C.zeros(count, weight.shape[1], dtype=weight.dtype, device=weight.device)
     if mode == "max":
         return out.scatter_reduce(0, bag.unsqueeze(1).expand(rows.shape), rows, "amax", include_self=False)
     out = out.index_add(0, bag, rows)
@@ -105,4 +109,4 @@ def one_hot(tensor, num_classes=-1):
         raise _C.ArgumentError(
             f"one_hot: index {tensor.max().item()} is out of range (expected 0 to {num_classes - 1})"
         )
-    return (tensor.unsqueeze(-1) == _C.arange(num_classes)).long()
+    return (tensor.unsqueeze(-1) == _C.arange(num_classes, device=tensor.device)).long()

@@ -119,13 +119,15 @@ def affine_grid(theta, size, align_corners=None):
         )
     axes = []
     for n in size[2:]:
-        steps = (_C.arange(n, dtype=theta.dtype) * 2 + (0 if align_corners else 1)) / (
+        steps = (_C.arange(n, dtype=theta.dtype, device=theta.device) * 2 + (0 if align_corners else 1)) / (
             max(n - 1, 1) if align_corners else n
         ) - 1
         axes.append(steps * 0 if n == 1 else steps)
     shape = tuple(size[2:])
     parts = [axis.reshape([-1 if d == k else 1 for d in range(dims)]).expand(shape) for k, axis in enumerate(axes)]
-    base = _C.stack([*reversed(parts), _C.ones(shape, dtype=theta.dtype)], -1).reshape(1, -1, dims + 1)
+    base = _C.stack([*reversed(parts), _C.ones(shape, dtype=theta.dtype, device=theta.device)], -1).reshape(
+        1, -1, dims + 1
+    )
     return (base @ theta.transpose(1, 2)).reshape(size[0], *shape, dims)
 
 

@@ -63,7 +63,7 @@ class _BatchNorm(Module):
         # version 1 had no num_batches_tracked
         old = (local_metadata.get("version") or 1) < 2
         if old and self.track_running_stats and prefix + "num_batches_tracked" not in state_dict:
-            state_dict[prefix + "num_batches_tracked"] = _C.tensor(0, dtype=_C.int64)
+            state_dict[prefix + "num_batches_tracked"] = _C.tensor(0, dtype=_C.int64, device="cpu")
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
     def _check_input_dim(self, input):

@@ -55,9 +55,9 @@ class LazyModuleMixin:
                     own.copy_(p)
         for name, b in made._buffers.items():
             if b is not None:
-                self._buffers[name] = b.to(self._buffers[name].dtype)
+                self._buffers[name] = b.to(self._buffers[name])
         setattr(self, self._size, size)
-        self._first_call.remove()
+        del self._forward_pre_hooks[self._first_call.id]  # of this module, which may be a copy of the hook's
         del self._given, self._first_call
         self.__class__ = self.cls_to_become
 

@@ -158,7 +158,7 @@ class RNNBase(Module):
         count = self.num_layers * (2 if self.bidirectional else 1)
         sizes = [self.proj_size or self.hidden_size, self.hidden_size][: 2 if self.mode == "LSTM" else 1]
         if hx is None:
-            return [_C.zeros(count, batch, size, dtype=like.dtype) for size in sizes]
+            return [_C.zeros(count, batch, size, dtype=like.dtype, device=like.device) for size in sizes]
         states = list(hx) if self.mode == "LSTM" else [hx]
         if len(states) != len(sizes):
             raise RuntimeError(f"{type(self).__name__}: {len(states)} hidden states (expected {len(sizes)})")
@@ -304,7 +304,9 @@ class RNNCellBase(Module):
             raise RuntimeError(f"{name}: input has size {input.shape[-1]} (expected {self.input_size})")
         x = input if input.dim() == 2 else input.unsqueeze(0)
         if states is None:
-            states = [_C.zeros(x.shape[0], self.hidden_size, dtype=x.dtype)] * (2 if self.mode == "LSTM" else 1)
+            states = [_C.zeros(x.shape[0], self.hidden_size, dtype=x.dtype, device=x.device)] * (
+                2 if self.mode == "LSTM" else 1
+            )
         else:
             states = [state if input.dim() == 2 else state.unsqueeze(0) for state in states]
         for state in states:

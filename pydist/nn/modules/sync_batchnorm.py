@@ -22,7 +22,7 @@ class _SyncNorm(Function):
         dims, shape = _over(x)
         channels, count = x.shape[1], x.numel() // max(x.shape[1], 1)
         wide = _C.float64 if x.dtype is _C.float64 else _C.float32
-        sums = _C.cat([x.to(wide).sum(dims), _C.tensor([float(count)], dtype=wide)])
+        sums = _C.cat([x.to(wide).sum(dims), _C.tensor([float(count)], dtype=wide, device=x.device)])
         dist.all_reduce(sums, group=group)
         total = sums[channels].item()
         mean = sums[:channels] / total

@@ -275,7 +275,7 @@ class Transformer(Module):
     @staticmethod
     def generate_square_subsequent_mask(sz, device=None, dtype=None):
         """[sz, sz]: 0 where column j <= row i, -inf elsewhere."""
-        return _C.full((sz, sz), -math.inf, dtype=dtype).triu(1)
+        return _C.full((sz, sz), -math.inf, dtype=dtype, device=device).triu(1)
 
     def _reset_parameters(self):
         for p in self.parameters():

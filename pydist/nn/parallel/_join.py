@@ -16,8 +16,8 @@ BUFFERS, REDUCES = 1, 2  # bits of a forward's `how`
 
 def _exchange(group, what, how):
     """(the active ranks, what they do, the `how` of all ranks)."""
-    rows = pydist.empty(group.size, 2, dtype=pydist.float64)
-    group.all_gather(rows, pydist.tensor([[float(what), float(how)]], dtype=pydist.float64))
+    rows = pydist.empty(group.size, 2, dtype=pydist.float64, device="cpu")
+    group.all_gather(rows, pydist.tensor([[float(what), float(how)]], dtype=pydist.float64, device="cpu"))
     rows = rows.tolist()
     active = [rank for rank, row in enumerate(rows) if row[0] != NOTHING]
     for rank in active:

@@ -289,7 +289,7 @@ class DistributedDataParallel(Module, Joinable):
             active, counts = self._follower.announce(MEAN, count)
             total, divisor = sum(counts), self._follower.divisor(active)
         else:
-            message = pydist.tensor([count], dtype=pydist.float64)
+            message = pydist.tensor([count], dtype=pydist.float64, device="cpu")
             self.process_group.all_reduce(message)
             total = message.item()
         return loss_sum * (divisor / total if total else 0.0)

@@ -21,6 +21,14 @@ def _on_one_gpu(tensors):
     return bool(tensors) and tensors[0].is_cuda and len({t.device for t in tensors}) == 1
 
 
+def _by_device(tensors):
+    """The tensors as lists with one device each."""
+    parts = {}
+    for t in tensors:
+        parts.setdefault(t.device, []).append(t)
+    return parts.values()
+
+
 def _norm_on_gpu(tensors):
     """The 2-norm as a tensor on the GPU, without waiting for it."""
     return _C.sums_of_squares([t.contiguous() for t in tensors if t.numel()]).sum().sqrt()
@@ -43,24 +51,25 @@ def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=Non
         return _C.tensor(0.0)
     if norm_type == 2.0 and not error_if_nonfinite and _on_one_gpu([t for t in tensors if t.numel()]):
         return _norm_on_gpu(tensors).to(tensors[0].dtype)
-    filled = [t.contiguous() for t in tensors if t.numel()]
+    filled, device = [t.contiguous() for t in tensors if t.numel()], tensors[0].device
     if norm_type == 2.0:
-        norm = math.sqrt(_C.sums_of_squares(filled).sum().item())
+        norm = math.sqrt(sum(_C.sums_of_squares(some).sum().item() for some in _by_device(filled)))
     elif math.isinf(norm_type):
         extreme = _C.max if norm_type > 0 else _C.min
-        norm = extreme(_C.stack([extreme(t.abs()).double() for t in filled] or [_C.zeros(())])).item()
+        each = [extreme(t.abs()).double().to(device) for t in filled]
+        norm = extreme(_C.stack(each)).item() if each else 0.0
     elif norm_type == 0.0:
         norm = float(sum((t != 0).any().item() for t in filled))
     else:
-        sums = _C.stack([t.abs().double().pow(norm_type).sum() for t in filled] or [_C.zeros(())])
-        norm = sums.sum().pow(1.0 / norm_type).item()
+        sums = [t.abs().double().pow(norm_type).sum().to(device) for t in filled] or [_C.zeros((), device=device)]
+        norm = _C.stack(sums).sum().pow(1.0 / norm_type).item()
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "
             "clipped. To disable this error and scale the gradients by the non-finite norm anyway, set "
             "`error_if_nonfinite=False`"
         )
-    return _C.tensor(norm, dtype=tensors[0].dtype.to_real())
+    return _C.tensor(norm, dtype=tensors[0].dtype.to_real(), device=device)
 
 
 @no_grad()
@@ -81,7 +90,8 @@ def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
     factor = float(max_norm) / (float(total_norm) + 1e-6)
     if factor >= 1.0:  # false for NaN
         return
-    _C.scale_tensors([g for g in grads if g.is_contiguous()], factor)
+    for some in _by_device([g for g in grads if g.is_contiguous()]):
+        _C.scale_tensors(some, factor)
     for grad in grads:
         if not grad.is_contiguous():
             grad.mul_(factor)
@@ -115,7 +125,7 @@ def clip_grad_value_(parameters, clip_value, foreach=None):
     """Limits every element of the gradients to [-clip_value, clip_value], in place."""
     clip_value = float(clip_value)
     for grad in _grads(parameters):
-        grad.minimum_(_C.tensor(clip_value, dtype=grad.dtype)).maximum_(_C.tensor(-clip_value, dtype=grad.dtype))
+        grad.clamp_(-clip_value, clip_value)
 
 
 def parameters_to_vector(parameters):

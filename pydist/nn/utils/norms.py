@@ -138,7 +138,10 @@ def spectral_norm(module, name="weight", n_power_iterations=1, eps=1e-12, dim=No
     weight = hook.put(module)
     with no_grad():
         rows, columns = as_rows(weight, hook.dim).shape
-        u, v = (normalize(_C.randn(size, dtype=weight.dtype), dim=0, eps=eps) for size in (rows, columns))
+        u, v = (
+            normalize(_C.randn(size, dtype=weight.dtype, device=weight.device), dim=0, eps=eps)
+            for size in (rows, columns)
+        )
     module.register_parameter(f"{name}_orig", weight)
     setattr(module, name, weight.detach())
     module.register_buffer(f"{name}_u", u)

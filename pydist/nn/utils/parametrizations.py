@@ -35,7 +35,10 @@ class _SpectralNorm(Module):
         if weight.dim() > 1:
             with no_grad():
                 matrix = as_rows(weight, self.dim)
-                u, v = (normalize(_C.randn(n, dtype=weight.dtype), dim=0, eps=eps) for n in matrix.shape)
+                u, v = (
+                    normalize(_C.randn(n, dtype=weight.dtype, device=weight.device), dim=0, eps=eps)
+                    for n in matrix.shape
+                )
                 self.register_buffer("_u", u)
                 self.register_buffer("_v", v)
                 power_iteration(matrix, u, v, 15, eps)

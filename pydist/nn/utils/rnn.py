@@ -20,11 +20,17 @@ class PackedSequence(_Fields):
 
     def to(self, *args, **kwargs):
         """The same sequences on another device or in another dtype."""
-        return self._replace(data=self.data.to(*args, **kwargs))
+        data = self.data.to(*args, **kwargs)
+        order, back = (t if t is None else t.to(data.device) for t in (self.sorted_indices, self.unsorted_indices))
+        return self._replace(data=data, sorted_indices=order, unsorted_indices=back)
 
     def cpu(self):
         """The same sequences on the CPU."""
-        return self
+        return self.to("cpu")
+
+    def cuda(self, device="cuda"):
+        """The same sequences on a CUDA device."""
+        return self.to(device)
 
     def double(self):
         """The same sequences in float64."""
@@ -37,7 +43,7 @@ class PackedSequence(_Fields):
     @property
     def is_cuda(self):
         """Whether the data are on a CUDA device."""
-        return False
+        return self.data.is_cuda
 
 
 def invert_permutation(permutation):
@@ -64,7 +70,7 @@ def pack_padded_sequence(input, lengths, batch_first=False, enforce_sorted=True)
         raise RuntimeError(f"pack_padded_sequence: lengths {lengths} (expected 1 to {x.shape[0]} each)")
     order = None
     if not enforce_sorted:
-        order = _C.tensor(sorted(range(len(lengths)), key=lambda b: -lengths[b]))
+        order = _C.tensor(sorted(range(len(lengths)), key=lambda b: -lengths[b]), device=input.device)
         x = x.index_select(1, order)
         lengths = sorted(lengths, reverse=True)
     elif any(a < b for a, b in zip(lengths, lengths[1:])):
@@ -73,7 +79,7 @@ def pack_padded_sequence(input, lengths, batch_first=False, enforce_sorted=True)
         )
     sizes = [sum(n > t for n in lengths) for t in range(lengths[0])]
     data = _C.cat([x[t, :size] for t, size in enumerate(sizes)])
-    return PackedSequence(data, _C.tensor(sizes, dtype=_C.int64), order, None)
+    return PackedSequence(data, _C.tensor(sizes, dtype=_C.int64, device="cpu"), order, None)
 
 
 def pad_packed_sequence(sequence, batch_first=False, padding_value=0.0, total_length=None):
@@ -89,16 +95,16 @@ def pad_packed_sequence(sequence, batch_first=False, padding_value=0.0, total_le
         step = data[begin : begin + size]
         begin += size
         if size < batch:
-            rest = _C.full((batch - size, *data.shape[1:]), padding_value, dtype=data.dtype)
+            rest = _C.full((batch - size, *data.shape[1:]), padding_value, dtype=data.dtype, device=data.device)
             step = _C.cat([step, rest])
         rows.append(step)
     for _ in range((total_length or steps) - steps):
-        rows.append(_C.full((batch, *data.shape[1:]), padding_value, dtype=data.dtype))
+        rows.append(_C.full((batch, *data.shape[1:]), padding_value, dtype=data.dtype, device=data.device))
     padded = _C.stack(rows, 1 if batch_first else 0)
-    lengths = _C.tensor([sum(size > b for size in sizes) for b in range(batch)], dtype=_C.int64)
+    lengths = _C.tensor([sum(size > b for size in sizes) for b in range(batch)], dtype=_C.int64, device="cpu")
     if unsorted is not None:
         padded = padded.index_select(0 if batch_first else 1, unsorted)
-        lengths = lengths[unsorted]
+        lengths = lengths[unsorted.cpu()]
     return padded, lengths
 
 
@@ -112,7 +118,7 @@ def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="
     steps = max(s.shape[0] for s in sequences)
     rows = []
     for s in sequences:
-        rest = _C.full((steps - s.shape[0], *s.shape[1:]), padding_value, dtype=s.dtype)
+        rest = _C.full((steps - s.shape[0], *s.shape[1:]), padding_value, dtype=s.dtype, device=s.device)
         rows.append(_C.cat([rest, s] if padding_side == "left" else [s, rest]))
     return _C.stack(rows, 0 if batch_first else 1)
 

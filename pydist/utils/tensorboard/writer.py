@@ -12,7 +12,7 @@ from pydist.utils.tensorboard import records
 
 
 def _array(values):
-    return values.detach().numpy() if isinstance(values, _C.Tensor) else np.asarray(values)
+    return values.detach().cpu().numpy() if isinstance(values, _C.Tensor) else np.asarray(values)
 
 
 def _number(value):

@@ -26,7 +26,7 @@ def stochastic_depth(input, p, mode, training=True):
     if not training or p == 0.0:
         return input
     size = [input.shape[0] if mode == "row" else 1, *[1] * (input.dim() - 1)]
-    kept = bernoulli(_C.full(size, 1.0 - p, dtype=input.dtype))
+    kept = bernoulli(_C.full(size, 1.0 - p, dtype=input.dtype, device=input.device))
     return input * (kept / (1.0 - p) if p < 1.0 else kept)
 
 

@@ -65,7 +65,7 @@ def box_convert(boxes, in_fmt, out_fmt):
 def clip_boxes_to_image(boxes, size):
     """Boxes cut at the edges of an image with `size` (height, width)."""
     height, width = size
-    limit = _C.tensor([width, height, width, height], dtype=boxes.dtype)
+    limit = _C.tensor([width, height, width, height], dtype=boxes.dtype, device=boxes.device)
     return _C.minimum(boxes.clamp(min=0), limit)
 
 
@@ -87,12 +87,12 @@ def nms(boxes, scores, iou_threshold):
         size = np.minimum(b[first, 2:], b[rest, 2:]) - np.maximum(b[first, :2], b[rest, :2])
         inner = size.clip(0).prod(1)
         left = rest[inner <= iou_threshold * (area[first] + area[rest] - inner)]
-    return order[_C.tensor(kept, dtype=_C.int64)]
+    return order[_C.tensor(kept, dtype=_C.int64, device=boxes.device)]
 
 
 def batched_nms(boxes, scores, idxs, iou_threshold):
     """nms within each class idxs[i] separately."""
     if not boxes.numel():
-        return _C.zeros(0, dtype=_C.int64)
+        return _C.zeros(0, dtype=_C.int64, device=boxes.device)
     apart = idxs.to(boxes.dtype) * (boxes.max() - boxes.min() + 1)
     return nms(boxes + apart[:, None], scores, iou_threshold)
