@@ -337,13 +337,28 @@ static pd_status run(pd_call *c) {
     return status;
 }
 
-/* Casts the inputs that are not of dtype t. cast[]: all inputs; own[]: those that were made here. */
-static pd_status cast_inputs(pd_tensor *const *in, int nin, pd_dtype t, pd_tensor **cast, pd_tensor **own) {
-    for (int i = 0; i < nin; i++) own[i] = NULL;
+/* The dtype in which the kernel gets x. number: x is a 0-d tensor beside others that are not, so it may be wider than
+   t. */
+static pd_dtype dtype_of_input(const pd_def *def, const pd_tensor *x, bool number, pd_dtype t) {
+    if (!(def->op->flags & PD_MIXED) || pd_dtype_computed(t) != PD_F32) return t;
+    bool is_float = pd_dtype_computed((pd_dtype)x->dtype) == PD_F32;
+    if (number && !(def->op->flags & PD_EXACT)) return t;
+    return is_float ? (pd_dtype)x->dtype : number ? PD_F32 : t;
+}
+
+/* Casts inputs for a call in dtype t. cast[]: all inputs; own[]: those that were made here. */
+static pd_status cast_inputs(const pd_def *def, pd_tensor *const *in, int nin, pd_dtype t, pd_tensor **cast,
+                             pd_tensor **own) {
+    bool dims = false;
+    for (int i = 0; i < nin; i++) {
+        own[i] = NULL;
+        dims = dims || (in[i] && in[i]->ndim);
+    }
     for (int i = 0; i < nin; i++) {
         cast[i] = in[i];
-        if (!in[i] || in[i]->dtype == (int)t) continue;
-        PD_TRY(pd_engine.cast(in[i], t, &own[i]));
+        pd_dtype to = in[i] ? dtype_of_input(def, in[i], dims && !in[i]->ndim, t) : t;
+        if (!in[i] || in[i]->dtype == (int)to) continue;
+        PD_TRY(pd_engine.cast(in[i], to, &own[i]));
         cast[i] = own[i];
     }
     return PD_OK;
@@ -355,7 +370,7 @@ static pd_status run_cast(pd_call *c, pd_dtype t) {
     pd_tensor *few[2 * PD_MAX_PARAMS], **cast = few;
     if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *cast * 2 * (size_t)nin, c->def->name, &cast));
     pd_tensor **own = cast + nin;
-    pd_status status = cast_inputs(c->in, nin, t, cast, own);
+    pd_status status = cast_inputs(c->def, c->in, nin, t, cast, own);
     c->in = cast;
     PD_THEN(run(c));
     release_all(own, nin);
@@ -507,7 +522,7 @@ static pd_status apply_into(const pd_def *def, pd_tensor *const *in, int nin, co
             pd_tensor_release(result);
             return status;
         }
-        status = cast_inputs(in, nin, t, cast, own);
+        status = cast_inputs(def, in, nin, t, cast, own);
     }
     PD_THEN(run_into(def, cast, nin, attrs, into));
     release_all(own, nin);

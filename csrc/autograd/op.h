@@ -86,6 +86,8 @@ enum { /* pd_op.flags */
     PD_CONTIGUOUS = 64,        /* the kernel writes contiguous outputs only */
     PD_SAVES_GEOMETRY = 128,   /* only pd_vjp_geometry reads what it saves, so saved-tensor hooks do not see it */
     PD_ANY_DEVICE = 256,       /* inputs may be on different devices; infer says where the outputs are */
+    PD_MIXED = 512,            /* the kernel reads F32, F16 and BF16 beside each other, so none of them is cast */
+    PD_EXACT = 1024,           /* PD_MIXED, and numbers and 0-d tensors are not rounded to 16 bits */
 };
 
 struct pd_vjp;

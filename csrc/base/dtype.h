@@ -34,6 +34,8 @@ static inline bool pd_dtype_is_complex(pd_dtype t) { return t >= PD_C64; } /* th
 /* The dtype of a complex dtype's real part, and back: float32 and complex64, float64 and complex128. */
 static inline pd_dtype pd_dtype_part(pd_dtype t) { return t == PD_C64 ? PD_F32 : t == PD_C128 ? PD_F64 : t; }
 static inline pd_dtype pd_dtype_with_parts(pd_dtype t) { return t == PD_F64 || t == PD_C128 ? PD_C128 : PD_C64; }
+/* The dtype in which kernels compute with elements of t: float32 for the 16-bit floats. */
+static inline pd_dtype pd_dtype_computed(pd_dtype t) { return t == PD_F16 || t == PD_BF16 ? PD_F32 : t; }
 const char *pd_dtype_name(pd_dtype t); /* "float32" */
 
 /* The dtype of a result from a and b, by PyTorch's table (uint8 with int8: int16; float16 with bfloat16: float32). */

@@ -10,15 +10,15 @@
 #define ROW_FLOAT(expr) if constexpr (is_real<T>::value) EACH(expr)
 #define ROW_INT(expr) if constexpr (!is_real<T>::value) EACH(expr)
 
-template <class E> struct binary_map {
+template <class E, bool MIXED> struct binary_map {
     typedef E element;
     typedef wide<E> T;
     pd_binary fn;
     T a;
     template <int V> __device__ void run(const spot &s) const {
         T px[V], py[V], out[V] = {};
-        s.get<E>(1, px);
-        s.get<E>(2, py);
+        s.take<E, MIXED>(1, px);
+        s.take<E, MIXED>(2, py);
         switch (fn) {
 #define PD_BINARY(name, domain, fwd, needs, gx, gy, doc) case PD_BINARY_##name: ROW_##domain(fwd) break;
 #include "kernels/binary.def"
@@ -29,16 +29,16 @@ template <class E> struct binary_map {
     }
 };
 
-template <class E, bool OF_Y> struct binary_grad_map {
+template <class E, bool OF_Y, bool MIXED> struct binary_grad_map {
     typedef E element;
     typedef wide<E> T;
     pd_binary fn;
     T a;
     template <int V> __device__ void run(const spot &s) const {
         T pg[V], px[V], py[V], out[V] = {};
-        s.get<E>(1, pg);
-        s.get<E>(2, px);
-        s.get<E>(3, py);
+        s.take<E, MIXED>(1, pg);
+        s.take<E, MIXED>(2, px);
+        s.take<E, MIXED>(3, py);
         switch (fn) {
 #define PD_BINARY(name, domain, fwd, needs, gx, gy, doc)                      \
     case PD_BINARY_##name:                                                    \
@@ -56,6 +56,9 @@ template <class E, bool OF_Y> struct binary_grad_map {
         s.put<E>(out);
     }
 };
+
+template <class E, bool MIXED> using grad_of_x = binary_grad_map<E, false, MIXED>;
+template <class E, bool MIXED> using grad_of_y = binary_grad_map<E, true, MIXED>;
 
 template <class E> struct compare_map {
     typedef E element;
@@ -129,16 +132,14 @@ void pd_cuda_binary(pd_binary fn, pd_dtype t, double a, const pd_loop *l) {
     if (t == PD_BOOL && (fn == PD_BINARY_mul || fn == PD_BINARY_minimum)) fn = PD_BINARY_bitwise_and;
     by_type(t, [&](auto e) {
         typedef typename decltype(e)::type E;
-        const size_t size[] = {sizeof(E), sizeof(E), sizeof(E)};
-        each(binary_map<E>{fn, (wide<E>)a}, l, size);
+        each_mixed<binary_map, E>(l, fn, (wide<E>)a);
     });
 }
 void pd_cuda_binary_grad(pd_binary fn, int which, pd_dtype t, double a, const pd_loop *l) {
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;
-        const size_t size[] = {sizeof(E), sizeof(E), sizeof(E), sizeof(E)};
-        if (which) each(binary_grad_map<E, true>{fn, (wide<E>)a}, l, size);
-        else each(binary_grad_map<E, false>{fn, (wide<E>)a}, l, size);
+        if (which) each_mixed<grad_of_y, E>(l, fn, (wide<E>)a);
+        else each_mixed<grad_of_x, E>(l, fn, (wide<E>)a);
     });
 }
 void pd_cuda_compare(pd_compare fn, pd_dtype t, const pd_loop *l) {

@@ -1,7 +1,7 @@
 /* Elementwise launches: from a pd_loop to threads. A map is a struct with
 
      typedef ... element          the largest operand's type: how many elements make 16 bytes
-     template <int V> run(spot)   loads V elements of each operand by spot.get, stores by spot.put
+     template <int V> run(spot)   loads V elements of each operand by spot.get or spot.take, stores by spot.put
 
    If all operands are dense or one value, the loop runs flat, in vectors. Any other loop runs by strides, one element
    at a time. */
@@ -29,7 +29,8 @@ struct operands {
     int64_t step[PD_MAX_OPERANDS]; /* flat: bytes from element to element */
     int64_t n;
     unsigned one, cells;           /* bit k: operand k is one value; is in cell[k] */
-    unsigned char cell[PD_MAX_OPERANDS][8];
+    signed char type[PD_MAX_OPERANDS];
+    unsigned char cell[PD_MAX_OPERANDS][16];
 };
 struct strided {
     int ndim;
@@ -41,21 +42,23 @@ struct strided {
 struct spot {
     const operands *o;
     char *at[PD_MAX_OPERANDS];
-    template <int V, class E> __device__ void raw(int k, E (&x)[V]) const {
+    template <class E, int V> __device__ void get(int k, wide<E> (&x)[V]) const {
         if (o->one >> k & 1) {
-            E e;
+            wide<E> e;
             if (o->cells >> k & 1) memcpy(&e, o->cell[k], sizeof e);
-            else e = *(const E *)at[k];
+            else e = widen(*(const E *)at[k]);
             for (int i = 0; i < V; i++) x[i] = e;
         } else {
             pack<E, V> v = *(const pack<E, V> *)at[k];
-            for (int i = 0; i < V; i++) x[i] = v.e[i];
+            for (int i = 0; i < V; i++) x[i] = widen(v.e[i]);
         }
     }
-    template <class E, int V> __device__ void get(int k, wide<E> (&x)[V]) const {
-        E e[V];
-        raw<V, E>(k, e);
-        for (int i = 0; i < V; i++) x[i] = widen(e[i]);
+    /* get; with MIXED of an operand that has its own type, which is the same for all threads. */
+    template <class E, bool MIXED, int V> __device__ void take(int k, wide<E> (&x)[V]) const {
+        if constexpr (!MIXED) get<E>(k, x);
+        else if (o->type[k] == PD_F32) get<float>(k, x);
+        else if (o->type[k] == PD_F16) get<pd_f16>(k, x);
+        else get<pd_bf16>(k, x);
     }
     template <class E, int V> __device__ void put(const wide<E> (&y)[V]) const {
         pack<E, V> v;
@@ -125,7 +128,7 @@ template <class M> static void each_large(const M &map, const pd_loop *l, const 
     launch(each_strided<M>, blocks_for(part.n, 256, 1), 256, map, part, s);
 }
 
-/* size[k]: bytes of an element of operand k. */
+/* size[k]: bytes of an element of operand k. A cell has the type in which the map's element is computed. */
 template <class M> static void each(const M &map, const pd_loop *l, const size_t *size) {
     constexpr int V = sizeof(typename M::element) >= 4 ? 16 / sizeof(typename M::element) : 8;
     operands o = {};
@@ -136,9 +139,10 @@ template <class M> static void each(const M &map, const pd_loop *l, const size_t
         bool moves = false, dense = l->ndim <= 1;
         for (int d = 0; d < l->ndim; d++) moves = moves || l->stride[k][d] != 0;
         o.p[k] = l->ptr[k];
+        o.type[k] = l->mixed ? l->type[k] : 0;
         if (l->cells >> k & 1) {
             o.cells |= 1u << k;
-            memcpy(o.cell[k], l->ptr[k], size[k]);
+            memcpy(o.cell[k], l->ptr[k], sizeof(wide<typename M::element>));
         }
         if (!moves && k) {
             o.one |= 1u << k;
@@ -153,6 +157,18 @@ template <class M> static void each(const M &map, const pd_loop *l, const size_t
     if (!flat) each_large(map, l, o);
     else if (aligned) launch(each_flat<M, V>, blocks_for(o.n, 256, V), 256, map, o);
     else launch(each_flat<M, 1>, blocks_for(o.n, 256, 1), 256, map, o);
+}
+
+/* each() for a map M<E, MIXED>: the result is of type E, and so are the operands unless they have types of their own. */
+template <template <class, bool> class M, class E, class... A>
+static void each_mixed(const pd_loop *l, A... args) {
+    size_t size[PD_MAX_OPERANDS] = {sizeof(E), sizeof(E), sizeof(E), sizeof(E)};
+    if constexpr (is_real<wide<E>>::value && sizeof(wide<E>) == 4)
+        if (l->mixed) {
+            for (int k = 1; k < l->nop; k++) size[k] = l->type[k] == PD_F32 ? 4 : 2;
+            return each(M<E, true>{args...}, l, size);
+        }
+    each(M<E, false>{args...}, l, size);
 }
 
 #endif

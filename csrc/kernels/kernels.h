@@ -293,7 +293,7 @@ static inline void pd_convert(pd_dtype to, pd_dtype from, int64_t n, const void 
     pd_here()->copy(to, from, &l);
 }
 
-/* Multiplies n contiguous elements by *factor, which has their type. */
+/* Multiplies n contiguous elements by *factor, a cell (loop.h). */
 static inline void pd_multiply(pd_dtype t, int64_t n, const void *factor, void *x) {
     pd_loop l = {.ndim = 1, .nop = 3, .cells = 4, .numel = n, .size = {n}, .ptr = {x, x, (char *)(uintptr_t)factor}};
     l.stride[0][0] = l.stride[1][0] = (int64_t)pd_dtype_size(t);

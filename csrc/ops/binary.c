@@ -7,7 +7,11 @@
 typedef struct { pd_scalar x, y; } operands;
 typedef struct { pd_scalar x, y, alpha; } scaled;
 
-static pd_dtype computed(const pd_call *c) { return (pd_dtype)(c->in[0] ? c->in[0] : c->in[1])->dtype; }
+static pd_dtype computed(const pd_call *c) {
+    const pd_tensor *x = c->in[0], *y = c->in[1];
+    if (x && y && x->dtype != y->dtype) return pd_result_type(c->in, 2, NULL, 0);
+    return (pd_dtype)(x ? x : y)->dtype;
+}
 
 /* If one argument is a number of a higher category, apply has decided the dtype and cast the tensor. */
 static pd_status infer(pd_call *c) { return pd_infer_elementwise(c, computed(c)); }
@@ -71,10 +75,12 @@ static pd_status infer_bool(pd_call *c) { return pd_infer_elementwise(c, PD_BOOL
 
 typedef struct { char x[16], y[16]; } cells;
 
-static void build(pd_loop *l, cells *cell, pd_tensor **t, int n, const operands *a, pd_dtype dtype) {
+static void build(pd_loop *l, cells *cell, pd_tensor **t, int n, const pd_def *def, const operands *a, pd_dtype dtype) {
+    const bool exact = def->op->flags & PD_EXACT;
     pd_loop_build(l, n, t);
-    if (!t[n - 2]) pd_scalar_store(&a->x, dtype, cell->x), pd_loop_cell(l, n - 2, cell->x);
-    if (!t[n - 1]) pd_scalar_store(&a->y, dtype, cell->y), pd_loop_cell(l, n - 1, cell->y);
+    pd_loop_mix(l, t, dtype);
+    if (!t[n - 2]) pd_loop_number(l, n - 2, &a->x, dtype, exact, cell->x);
+    if (!t[n - 1]) pd_loop_number(l, n - 1, &a->y, dtype, exact, cell->y);
 }
 
 static double factor(const pd_call *c) {
@@ -85,7 +91,7 @@ static pd_status run(pd_binary fn, const pd_call *c) {
     pd_tensor *t[3] = {c->out[0], c->in[0], c->in[1]};
     pd_loop l;
     cells cell;
-    build(&l, &cell, t, 3, c->attrs, computed(c));
+    build(&l, &cell, t, 3, c->def, c->attrs, computed(c));
     pd_here()->binary(fn, computed(c), factor(c), &l);
     return PD_OK;
 }
@@ -94,25 +100,25 @@ static pd_status run_compare(pd_compare fn, const pd_call *c) {
     pd_tensor *t[3] = {c->out[0], c->in[0], c->in[1]};
     pd_loop l;
     cells cell;
-    build(&l, &cell, t, 3, c->attrs, computed(c));
+    build(&l, &cell, t, 3, c->def, c->attrs, computed(c));
     pd_here()->compare(fn, computed(c), &l);
     return PD_OK;
 }
 
 /* Computes one gradient in one pass, in the shape of g; the engine undoes broadcasting. */
 static void fused(pd_vjp *v, pd_binary fn, int which) {
-    pd_tensor *x = pd_vjp_in(v, 0), *y = pd_vjp_in(v, 1), *g = v->g[0];
+    pd_tensor *x = pd_vjp_in(v, 0), *y = pd_vjp_in(v, 1), *g = v->g[0], *like = which ? y : x;
     if (v->status || !pd_vjp_needs(v, which)) return;
-    pd_tensor *gx = pd_x_new(v, (pd_dtype)g->dtype, g->ndim, g->size), *like = which ? y : x;
+    if (!like || !pd_tensor_same_shape(like, g)) like = g;
+    pd_tensor *gx = pd_x_new(v, (pd_dtype)like->dtype, g->ndim, g->size);
     if (!gx) return;
-    if (!like || !pd_tensor_same_shape(like, gx)) like = g;
     if (pd_shape_is_dense(like->ndim, like->size, like->stride))
         memcpy(gx->stride, like->stride, sizeof(int64_t) * (size_t)gx->ndim);
     pd_tensor *t[4] = {gx, g, x, y};
     pd_loop l;
     cells cell;
-    build(&l, &cell, t, 4, v->attrs, (pd_dtype)g->dtype);
-    pd_here()->binary_grad(fn, which, (pd_dtype)g->dtype, 1, &l);
+    build(&l, &cell, t, 4, v->node->def, v->attrs, (pd_dtype)gx->dtype);
+    pd_here()->binary_grad(fn, which, (pd_dtype)gx->dtype, 1, &l);
     pd_vjp_set(v, which, gx);
 }
 
@@ -140,6 +146,8 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
      : IS(fn, pow)                                               ? infer_power   \
      : IS(fn, remainder) || IS(fn, fmod) || IS(fn, floor_divide) ? infer_divisor \
                                                                  : infer)
+#define EXACT(fn) \
+    (IS(fn, add) || IS(fn, sub) || IS(fn, mul) || IS(fn, div) || IS(fn, floor_divide) ? PD_EXACT : 0)
 #define INFER_FLOAT(fn) infer
 #define INFER_INT(fn) infer_int
 #define PROMOTE_INT PD_ARITH
@@ -175,7 +183,7 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
         .promote = PROMOTE_##domain,                                                  \
         .cast = PD_CAST_WIDEST,                                                       \
         .save = SAVE_##needs,                                                         \
-        .flags = PD_FUNC | PD_METHOD | PD_INPLACE,                                    \
+        .flags = PD_FUNC | PD_METHOD | PD_INPLACE | PD_MIXED | EXACT(fn),             \
         .attrs = ATTRS(fn),                                                           \
         .infer = INFER_##domain(fn),                                                  \
         .kernel = fn##_kernel,                                                        \

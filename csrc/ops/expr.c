@@ -36,6 +36,13 @@ void pd_scalar_store(const pd_scalar *s, pd_dtype t, void *to) {
     }
 }
 
+void pd_loop_number(pd_loop *l, int k, const pd_scalar *s, pd_dtype t, bool exact, void *cell) {
+    pd_scalar_store(s, pd_dtype_computed(t), cell);
+    if (!exact && t == PD_F16) *(float *)cell = pd_f16_to_f32(pd_f32_to_f16(*(float *)cell));
+    if (!exact && t == PD_BF16) *(float *)cell = pd_bf16_to_f32(pd_f32_to_bf16(*(float *)cell));
+    pd_loop_cell(l, k, cell);
+}
+
 pd_status pd_scalar_fits(const char *op, const pd_scalar *s, pd_dtype t) {
     if (s->cat == PD_CAT_COMPLEX && !pd_dtype_is_complex(t))
         return pd_fail(PD_E_DTYPE, "%s: got a complex number for a tensor of dtype %s (expected a real number)", op,
@@ -201,7 +208,10 @@ pd_tensor *pd_x_conj(pd_vjp *v, pd_tensor *t) {
 pd_val pd_val_in(pd_vjp *v, int i, const pd_scalar *number) {
     if (number->cat == PD_CAT_COMPLEX) return pd_x_number(v, number->d, number->im);
     if (number->cat >= 0) return pd_const(number->cat == PD_CAT_FLOAT ? number->d : (double)number->i);
-    return pd_val_of(pd_vjp_in(v, i));
+    pd_tensor *t = pd_vjp_in(v, i), *g = v->g[0];
+    const bool narrow =
+        t && t->dtype != g->dtype && pd_dtype_size((pd_dtype)t->dtype) < pd_dtype_size((pd_dtype)g->dtype);
+    return pd_val_of(narrow ? pd_x_call1(v, PD_OP_cast, t, &(pd_cast_attrs){g->dtype}) : t);
 }
 
 static double fold1(pd_op_id op, double x) {

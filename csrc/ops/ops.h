@@ -42,6 +42,8 @@ void pd_fill(pd_tensor *t, const pd_scalar *s);
 /* [new] a 0-d tensor of that value on the op's device. */
 pd_status pd_scalar_tensor(const pd_scalar *s, pd_dtype t, pd_tensor **out);
 void pd_scalar_store(const pd_scalar *s, pd_dtype t, void *to);
+/* Makes operand k of a call for dtype t the number s, which is rounded to t first unless exact. cell: 16 bytes. */
+void pd_loop_number(pd_loop *l, int k, const pd_scalar *s, pd_dtype t, bool exact, void *cell);
 /* Fails if t is an integer dtype that cannot hold s; an unsigned one may also hold -s. */
 pd_status pd_scalar_fits(const char *op, const pd_scalar *s, pd_dtype t);
 static inline pd_scalar pd_number(double d) { return (pd_scalar){.d = d, .i = (int64_t)d, .cat = PD_CAT_FLOAT}; }
@@ -81,7 +83,8 @@ typedef struct pd_val {
 
 static inline pd_val pd_val_of(pd_tensor *t) { return (pd_val){.t = t, .ok = t != NULL}; }
 static inline pd_val pd_const(double c) { return (pd_val){.c = c, .ok = true}; }
-/* Input i of an expression: the saved tensor, or the number that was given for the Operand. */
+/* Input i of an expression: the saved tensor, in the gradient's dtype if its own is narrower (PD_MIXED), or the number
+   that was given for the Operand. */
 pd_val pd_val_in(pd_vjp *v, int i, const pd_scalar *number);
 
 /* re + i im, a 0-d tensor. */

@@ -19,15 +19,15 @@ static pd_status infer_clamp(pd_call *c) {
     return pd_infer_elementwise(c, (pd_dtype)c->in[0]->dtype);
 }
 
-/* Stores the bound that stands for one that is not given. */
-static void store_limit(pd_dtype t, bool least, void *to) {
+/* The bound that stands for one that is not given. */
+static pd_scalar limit(pd_dtype t, bool least) {
     pd_scalar s = pd_number(least ? -INFINITY : INFINITY);
     if (!pd_dtype_is_float(t)) {
         int bits = 8 * (int)pd_dtype_size(t) - (t != PD_U8);
         int64_t most = bits == 63 ? INT64_MAX : ((int64_t)1 << bits) - 1;
         s = (pd_scalar){.i = !least ? most : t == PD_U8 ? 0 : -most - 1, .cat = PD_CAT_INT};
     }
-    pd_scalar_store(&s, t, to);
+    return s;
 }
 
 static pd_status run(pd_ternary fn, const pd_call *c) {
@@ -40,9 +40,8 @@ static pd_status run(pd_ternary fn, const pd_call *c) {
     pd_loop_build(&l, 4, operand);
     for (int i = 0; i < 2; i++) {
         if (operand[2 + i]) continue;
-        if (numbers[i]->cat < 0) store_limit(t, i == 0, cells[i]);
-        else pd_scalar_store(numbers[i], t, cells[i]);
-        pd_loop_cell(&l, 2 + i, cells[i]);
+        const pd_scalar s = numbers[i]->cat < 0 ? limit(t, i == 0) : *numbers[i];
+        pd_loop_number(&l, 2 + i, &s, t, true, cells[i]);
     }
     pd_here()->ternary(fn, t, c->def->op->attrs == sizeof(scaled) ? ((const scaled *)a)->value.d : 1, &l);
     return PD_OK;

@@ -375,9 +375,8 @@ static pd_status scatter_kernel(const pd_call *c) {
     if (copies > 1) { /* elements that share memory share its gradient */
         pd_scalar n = pd_number((double)copies);
         char cell[16];
-        pd_scalar_store(&n, (pd_dtype)o->dtype, cell);
         pd_loop_build(&l, 3, (pd_tensor *[]){o, o, NULL});
-        pd_loop_cell(&l, 2, cell);
+        pd_loop_number(&l, 2, &n, (pd_dtype)o->dtype, true, cell);
         pd_here()->binary(PD_BINARY_div, (pd_dtype)o->dtype, 1, &l);
     }
     return PD_OK;

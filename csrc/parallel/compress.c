@@ -44,7 +44,7 @@ static pd_status start_half(compressor *c, box *x) {
     }
     char factor[16];
     pd_scalar v = pd_number(mean);
-    pd_scalar_store(&v, x->in.dtype, factor);
+    pd_scalar_store(&v, pd_dtype_computed(x->in.dtype), factor);
     pd_multiply(x->in.dtype, x->in.numel, factor, x->in.data);
     pd_convert(half(c), x->in.dtype, x->in.numel, x->in.data, x->rounded);
     PD_TRY(pd_device_check(c->device, "register_comm_hook"));

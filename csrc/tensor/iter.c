@@ -5,6 +5,13 @@ static int64_t step(const pd_tensor *t, int dim, int ndim) { /* in bytes; 0: bro
     return d < 0 || t->size[d] == 1 ? 0 : t->stride[d] * (int64_t)pd_dtype_size((pd_dtype)t->dtype);
 }
 
+void pd_loop_mix(pd_loop *l, pd_tensor *const *operands, pd_dtype t) {
+    for (int k = 1; k < l->nop; k++) {
+        l->type[k] = operands[k] ? operands[k]->dtype : (int8_t)t;
+        l->mixed = l->mixed || l->type[k] != (int)t;
+    }
+}
+
 static bool all_contiguous(int nop, pd_tensor *const *t) {
     for (int k = 0; k < nop; k++)
         if (t[k] && (!pd_tensor_same_shape(t[k], t[0]) || !pd_tensor_is_contiguous(t[k]))) return false;
@@ -15,6 +22,7 @@ void pd_loop_build(pd_loop *l, int nop, pd_tensor *const *t) {
     int n = t[0]->ndim;
     l->nop = nop;
     l->cells = 0;
+    l->mixed = false;
     l->numel = t[0]->numel;
     for (int k = 0; k < nop; k++) l->ptr[k] = t[k] ? pd_tensor_data(t[k]) : NULL;
     if (all_contiguous(nop, t)) { /* the usual case: one dim, no sorting */

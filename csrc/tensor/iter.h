@@ -8,6 +8,8 @@
 /* The loop runs over t[0]'s shape. The other tensors are broadcast to it; the caller has checked that they can be.
    Dimensions are sorted by t[0]'s strides, and neighbours are merged where the strides of all operands allow it. */
 void pd_loop_build(pd_loop *l, int nop, pd_tensor *const *t);
+/* Notes the dtypes of the operands of a call for dtype t, if some differ from it (PD_MIXED in autograd/op.h). */
+void pd_loop_mix(pd_loop *l, pd_tensor *const *operands, pd_dtype t);
 /* Makes operand k read the one value at `cell`; t[k] was NULL when the loop was built. */
 static inline void pd_loop_cell(pd_loop *l, int k, void *cell) {
     l->ptr[k] = (char *)cell;

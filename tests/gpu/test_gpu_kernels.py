@@ -47,6 +47,24 @@ def test_rows_in_order(n):
     near(lambda v: v.cumsum(1), pydist.randn(3, n).double(), by=1e-10)
 
 
+@pytest.mark.parametrize("other", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_floats_of_different_sizes_and_numbers(dtype, other):
+    """In vectors, one by one where memory is not aligned, and by strides; with numbers, which are float32."""
+    x, y = pydist.randn(1037).to(getattr(pydist, dtype)), pydist.randn(1037).abs().add(0.1).to(getattr(pydist, other))
+    for a, b in ((x, y), (x[1:], y[1:]), (x[3:], y[:-3]), (x[::3], y[:346]), (x[:1], y), (x[1:].view(28, 37), y[:37])):
+        same(lambda u, v: (u + v, v - u, u * v, u / v, pydist.maximum(u, v)), a, b)
+        same(lambda u, v: (u * 0.73456, 1e-8 * u, 0.3 - v, v / 3e4, u**2, u == 0.73456), a, b)
+    same(lambda u, v: (u * v[0], v[1] + u, u.clone().add_(v), pydist.lerp(u, u, 0.3)), x, y)
+
+    def gradients(u, v):
+        u, v = u.detach().requires_grad_(), v.detach().requires_grad_()
+        (u * v + v / u.abs().add(1)).sum().backward()
+        return u.grad, v.grad
+
+    same(gradients, x, y)
+
+
 KINDS = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
 

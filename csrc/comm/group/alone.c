@@ -22,7 +22,7 @@ pd_status pd_alone_scale(const pd_device *d, const char *op, pd_dtype t, double 
     const pd_device *was;
     char cell[8];
     if (factor == 1 || !count) return PD_OK;
-    pd_alone_scalar(t, factor, cell);
+    pd_alone_scalar(pd_dtype_computed(t), factor, cell);
     pd_status status = pd_device_enter(d, &was);
     if (!status) pd_multiply(t, count, cell, data);
     pd_device_here = was;

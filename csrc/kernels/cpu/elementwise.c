@@ -180,20 +180,13 @@ static const pd_row compare_rows[PD_COMPARE_COUNT][PD_DTYPE_COUNT] = {
 #undef PD_COMPARE
 };
 
-/* The dtype whose rows compute for t. */
-static pd_dtype computed_in(pd_dtype t) { return t == PD_F16 || t == PD_BF16 ? PD_F32 : t; }
-
-/* Runs a row. All operands are of type t, except those in `bools`, which are BOOL. cell: the row for a single number as
-   operand 2, or NULL. */
+/* Runs a row for dtype t. All operands are of type t, or their own if the loop says so, except those in `bools`, which
+   are BOOL. cell: the row for a single number as operand 2, or NULL. */
 static void run_with(pd_row row, pd_row cell, pd_dtype t, double a, const pd_loop *l, unsigned bools, int64_t grain) {
-    pd_dtype c = computed_in(t);
     pd_rows r = {.loop = l, .row = row, .a = a, .grain = grain, .cell = {{cell, 4}}};
-    for (int k = 0; k < l->nop; k++) {
-        bool is_bool = bools >> k & 1u;
-        r.size[k] = (uint8_t)(is_bool ? 1 : pd_dtype_size(t));
-        r.wide[k] = (uint8_t)(is_bool ? 1 : pd_dtype_size(c));
-        if (c != t && !is_bool) r.load[k] = k ? PD_CASTS[c][t] : PD_CASTS[t][c];
-    }
+    PD_SUFFIXED(pd_rows_convert)(&r, t);
+    for (int k = 0; k < l->nop; k++)
+        if (bools >> k & 1u) r.size[k] = r.wide[k] = 1, r.load[k] = NULL;
     PD_SUFFIXED(pd_rows_run)(&r);
 }
 
@@ -222,7 +215,7 @@ static int64_t unary_grain(pd_unary fn) {
 
 /* A row of a table, or of the table in complex.h. */
 #define ROW_OF(rows, complex_rows, fn, t) \
-    (pd_dtype_is_complex(t) ? PD_SUFFIXED(complex_rows)[fn][t == PD_C128] : rows[fn][computed_in(t)])
+    (pd_dtype_is_complex(t) ? PD_SUFFIXED(complex_rows)[fn][t == PD_C128] : rows[fn][pd_dtype_computed(t)])
 
 PD_CPU_FUNCTION(void, unary, pd_unary fn, pd_dtype t, const pd_loop *l) {
     pd_row row = ROW_OF(unary_rows, pd_complex_unary, fn, t);
@@ -231,7 +224,7 @@ PD_CPU_FUNCTION(void, unary, pd_unary fn, pd_dtype t, const pd_loop *l) {
     run(row, t, 1.0, l, 0, unary_grain(fn));
 }
 PD_CPU_FUNCTION(void, unary_grad, pd_unary fn, pd_dtype t, const pd_loop *l) {
-    run(unary_grad_rows[fn][computed_in(t)], t, 1.0, l, 0, unary_grain(fn));
+    run(unary_grad_rows[fn][pd_dtype_computed(t)], t, 1.0, l, 0, unary_grain(fn));
 }
 /* The exponent of x ** y, if it is a single number, 2 or 3; else 0. */
 static int power(pd_binary fn, pd_dtype t, const pd_loop *l, int y) {
@@ -239,7 +232,7 @@ static int power(pd_binary fn, pd_dtype t, const pd_loop *l, int y) {
     for (int d = 0; d < l->ndim; d++)
         if (l->stride[y][d] != 0 && l->size[d] != 1) return 0;
     double v;
-    PD_CASTS[PD_F64][t](1, 1.0, (char *const[]){(char *)&v, l->ptr[y]});
+    PD_CASTS[PD_F64][pd_loop_dtype(l, y, t)](1, 1.0, (char *const[]){(char *)&v, l->ptr[y]});
     return v == 2 ? 2 : v == 3 ? 3 : 0;
 }
 
@@ -257,7 +250,7 @@ PD_CPU_FUNCTION(void, binary, pd_binary fn, pd_dtype t, double a, const pd_loop 
     run_with(row, cell, t, a, l, 0, fn == PD_BINARY_pow && !whole ? PD_GRAIN / 4 : PD_GRAIN);
 }
 PD_CPU_FUNCTION(void, binary_grad, pd_binary fn, int which, pd_dtype t, double a, const pd_loop *l) {
-    pd_row row = binary_grad_rows[which][fn][computed_in(t)];
+    pd_row row = binary_grad_rows[which][fn][pd_dtype_computed(t)];
     int whole = l->numel > 0 && which == 0 ? power(fn, t, l, 3) : 0;
     if (whole)
         row = t == PD_F64  ? (whole == 2 ? binary_grad_square_x_F64 : binary_grad_cube_x_F64)

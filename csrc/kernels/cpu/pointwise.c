@@ -80,13 +80,8 @@ static const pd_row_with rows[PD_POINTWISE_COUNT][3][2] = {
 };
 
 PD_CPU_FUNCTION(void, pointwise, pd_pointwise fn, int which, pd_dtype t, const double *params, const pd_loop *l) {
-    pd_dtype c = t == PD_F64 ? PD_F64 : PD_F32;
     pd_rows r = {.loop = l, .with = rows[fn][which][t == PD_F64], .params = params, .grain = PD_GRAIN / 2};
     if (r.with == elu_F32) r.with = elu_row;
-    for (int k = 0; k < l->nop; k++) {
-        r.size[k] = (uint8_t)pd_dtype_size(t);
-        r.wide[k] = (uint8_t)pd_dtype_size(c);
-        if (c != t) r.load[k] = k ? PD_CASTS[c][t] : PD_CASTS[t][c];
-    }
+    PD_SUFFIXED(pd_rows_convert)(&r, t);
     PD_SUFFIXED(pd_rows_run)(&r);
 }

@@ -33,14 +33,10 @@ static const pd_row cells[PD_TERNARY_COUNT][2] = {
 };
 
 PD_CPU_FUNCTION(void, ternary, pd_ternary fn, pd_dtype t, double a, const pd_loop *l) {
-    pd_dtype c = t == PD_F16 || t == PD_BF16 ? PD_F32 : t;
+    pd_dtype c = pd_dtype_computed(t);
     pd_rows r = {.loop = l, .row = rows[fn][c], .a = a};
     if (c == PD_F32) r.cell[0].row = cells[fn][0], r.cell[0].scalars = 8, r.cell[1].row = cells[fn][1],
         r.cell[1].scalars = 12;
-    for (int k = 0; k < l->nop; k++) {
-        r.size[k] = (uint8_t)pd_dtype_size(t);
-        r.wide[k] = (uint8_t)pd_dtype_size(c);
-        if (c != t) r.load[k] = k ? PD_CASTS[c][t] : PD_CASTS[t][c];
-    }
+    PD_SUFFIXED(pd_rows_convert)(&r, t);
     PD_SUFFIXED(pd_rows_run)(&r);
 }

@@ -218,6 +218,16 @@ static void run_range(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
+void PD_SUFFIXED(pd_rows_convert)(pd_rows *r, pd_dtype t) {
+    const pd_dtype c = pd_dtype_computed(t);
+    for (int k = 0; k < r->loop->nop; k++) {
+        const pd_dtype own = k ? pd_loop_dtype(r->loop, k, t) : t;
+        r->size[k] = (uint8_t)pd_dtype_size(own);
+        r->wide[k] = (uint8_t)pd_dtype_size(c);
+        if (c != own) r->load[k] = k ? PD_CASTS[c][own] : PD_CASTS[own][c];
+    }
+}
+
 void PD_SUFFIXED(pd_rows_run)(const pd_rows *r) {
     const pd_loop *l = r->loop;
     if (l->numel <= 0) return;

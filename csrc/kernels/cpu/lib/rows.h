@@ -52,6 +52,8 @@ typedef struct pd_rows {
         }                                                       \
     }
 
+/* Sets size, wide and load for rows that compute a call for dtype t. */
+void PD_SUFFIXED(pd_rows_convert)(pd_rows *r, pd_dtype t);
 void PD_SUFFIXED(pd_rows_run)(const pd_rows *r);
 
 #endif
