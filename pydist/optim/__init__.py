@@ -40,3 +40,11 @@ __all__ = [
     "SparseAdam",
     "lr_scheduler",
 ]
+
+
+def __getattr__(name):
+    if name != "swa_utils":
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    from importlib import import_module
+
+    return import_module(f"{__name__}.swa_utils")

@@ -4,25 +4,14 @@ import numpy as np
 import pytest
 
 import pydist
+from lib.layer_samples import DISTRIBUTIONS, POS, PROB, REAL, TABLE
 from pydist import distributions as D
 
 torch = pytest.importorskip("torch", reason="needs torch")
-POS, REAL, PROB = [0.5, 1.5, 3.0], [-1.0, 0.2, 2.0], [0.2, 0.5, 0.7]
-TABLE = [[0.1, 0.2, 0.7], [0.3, 0.3, 0.4]]
-ALL = {
-    "Normal": ((REAL, POS), {}, [-2.0, 0.3, 4.0]), "LogNormal": ((REAL, POS), {}, [0.1, 1.0, 3.0]), "Laplace": ((REAL, POS), {}, [-2.0, 0.3, 4.0]), "Cauchy": ((REAL, POS), {}, [-2.0, 0.3, 4.0]),
-    "Gumbel": ((REAL, POS), {}, [-2.0, 0.3, 4.0]), "HalfNormal": ((POS,), {}, [0.1, 1.0, 3.0]), "HalfCauchy": ((POS,), {}, [0.1, 1.0, 3.0]), "Uniform": ((REAL, [0.0, 3.0, 4.0]), {}, [-0.5, 1.0, 3.0]),
-    "Exponential": ((POS,), {}, [0.1, 1.0, 3.0]), "Weibull": ((POS, POS), {}, [0.1, 1.0, 3.0]), "Pareto": ((POS, POS), {}, [1.0, 2.0, 4.0]), "Gamma": ((POS, POS), {}, [0.1, 1.0, 3.0]),
-    "InverseGamma": ((POS, POS), {}, [0.1, 1.0, 3.0]), "Chi2": ((POS,), {}, [0.1, 1.0, 3.0]), "StudentT": (([1.5, 3.0, 5.0], REAL, POS), {}, [-2.0, 0.3, 4.0]), "Beta": ((POS, POS), {}, [0.1, 0.4, 0.9]),
-    "Dirichlet": (([POS, [2.0, 2.0, 2.0]],), {}, TABLE), "Bernoulli": ((PROB,), {}, [0.0, 1.0, 1.0]), "Bernoulli:logits": ((), {"logits": REAL}, [0.0, 1.0, 1.0]), "Geometric": ((PROB,), {}, [0.0, 1.0, 5.0]),
-    "Binomial": ((7, PROB), {}, [0.0, 3.0, 7.0]), "Poisson": ((POS,), {}, [0.0, 1.0, 5.0]), "Categorical": ((TABLE,), {}, [2, 0]), "Categorical:logits": ((), {"logits": [[0.1, 0.2, -0.4], [1.0, 0.3, 0.0]]}, [1, 1]),
-    "OneHotCategorical": ((TABLE,), {}, [[0.0, 0, 1], [1, 0, 0]]), "Multinomial": ((4, TABLE), {}, [[1.0, 1, 2], [0, 0, 4]]), "MultivariateNormal": (([0.5, -1.0], [[2.0, 0.3], [0.3, 1.0]]), {}, [[0.1, 0.2], [1.0, -2.0]]),
-    "RelaxedBernoulli": ((0.7, PROB), {}, [0.1, 0.4, 0.9]),
-}  # fmt: skip
 
 
 def make(lib, name):
-    args, kwargs, _ = ALL[name]
+    args, kwargs, _ = DISTRIBUTIONS[name]
 
     def tensor(v):
         return lib.tensor(v, dtype=lib.float64).requires_grad_() if isinstance(v, (list, float)) else v
@@ -33,12 +22,12 @@ def make(lib, name):
     ]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_as_torch(name):
     found = []
     for lib in (pydist, torch):
         d, inputs = make(lib, name)
-        value = ALL[name][2]
+        value = DISTRIBUTIONS[name][2]
         value = lib.tensor(value) if name.startswith("Categorical") else lib.tensor(value, dtype=lib.float64)
         results = {"log_prob": d.log_prob(value)}
         for what in ("entropy", "cdf", "mean", "variance", "stddev", "mode"):
@@ -70,7 +59,7 @@ def test_as_torch(name):
     "name",
     [
         n
-        for n in ALL
+        for n in DISTRIBUTIONS
         if n not in ("Cauchy", "HalfCauchy", "LogNormal", "StudentT", "Pareto", "InverseGamma", "RelaxedBernoulli")
         and "Categorical" not in n
     ],
@@ -137,7 +126,7 @@ def test_divergences_as_torch(name):
             [[v * 0.9 + 0.03 for v in row] if isinstance(row, list) else row * 0.9 + 0.03 for row in a]
             if isinstance(a, list)
             else a
-            for a in ALL[name][0]
+            for a in DISTRIBUTIONS[name][0]
         ]
         q = getattr(lib.distributions, name)(
             *[lib.tensor(a, dtype=lib.float64) if isinstance(a, list) else a for a in args]

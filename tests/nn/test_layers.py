@@ -7,24 +7,10 @@ import numpy as np
 import pytest
 
 import pydist
+from lib.layer_samples import LAYERS, LAZY, LOSSES, TWO, loss_arguments
 from pydist import nn
 
 torch = pytest.importorskip("torch", reason="needs torch")
-
-LAYERS = [
-    *((f"{kind}Pad{d}d({2 * d}{', 1.5' if kind == 'Constant' else ''})", (1, 2, *[9, 8, 7][:d])) for kind in ("Constant", "Zero", "Reflection", "Replication", "Circular") for d in (1, 2, 3)),
-    ("ReflectionPad2d((1, 2, 0, 1))", (2, 4, 5)), ("ConstantPad2d((1, -1, 0, 2), 3.5)", (1, 2, 4, 5)), ("Upsample(scale_factor=2)", (1, 2, 3, 4)), ("Upsample((5, 6), mode='bilinear', align_corners=True)", (1, 2, 3, 4)),
-    ("Upsample(scale_factor=(2, 1.5), mode='bicubic')", (1, 2, 3, 4)), ("UpsamplingNearest2d(scale_factor=2)", (1, 2, 3, 4)), ("UpsamplingBilinear2d(size=(5, 5))", (1, 2, 3, 4)), ("PixelShuffle(2)", (1, 8, 2, 3)), ("PixelUnshuffle(2)", (1, 2, 4, 6)),
-    ("ChannelShuffle(2)", (1, 4, 2, 2)), ("Unfold(2, padding=1)", (1, 2, 4, 5)), ("Fold((4, 5), (2, 2))", (2, 8, 12)), ("Conv3d(2, 4, 3, padding=1)", (1, 2, 4, 5, 4)), ("Conv3d(4, 2, (1, 2, 2), 2, groups=2, bias=False)", (1, 4, 4, 5, 4)),
-    ("Conv2d(2, 3, 3, padding=2, padding_mode='reflect')", (1, 2, 5, 6)), ("Conv1d(2, 3, 4, padding='same', padding_mode='circular')", (1, 2, 9)), ("ConvTranspose1d(3, 2, 4, 2, 1)", (2, 3, 5)),
-    ("ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2, dilation=2)", (2, 4, 3, 4)), ("ConvTranspose2d(3, 2, 4, bias=False)", (3, 3, 4)), ("ConvTranspose3d(2, 3, 2, 2)", (1, 2, 2, 3, 2)), ("BatchNorm3d(3)", (2, 3, 2, 2, 3)),
-    ("InstanceNorm1d(3)", (2, 3, 5)), ("InstanceNorm2d(3, affine=True)", (2, 3, 4, 5)), ("InstanceNorm2d(3, track_running_stats=True)", (2, 3, 4, 5)), ("InstanceNorm3d(2)", (2, 2, 2, 3, 2)), ("InstanceNorm1d(3)", (3, 5)), ("LocalResponseNorm(3)", (2, 5, 4)),
-    ("MaxPool3d(2)", (1, 2, 4, 5, 6)), ("AvgPool3d(2, 1, 1)", (1, 2, 4, 5, 6)), ("AdaptiveAvgPool3d((2, None, 3))", (1, 2, 4, 5, 6)), ("AdaptiveMaxPool3d(2)", (1, 2, 4, 5, 6)), ("LPPool2d(3, 2)", (1, 2, 4, 4)), ("LPPool3d(2, 2)", (1, 2, 4, 4, 5)), ("LPPool1d(2, 3, stride=2)", (1, 2, 7)),
-    ("GLU()", (3, 4)), ("Hardshrink(0.3)", (3, 4)), ("Softshrink()", (3, 4)), ("Threshold(0.1, 2.0)", (3, 4)), ("Softmax2d()", (1, 3, 2, 2)), ("CosineSimilarity(1)", (3, 4)), ("PairwiseDistance(1.0)", (3, 4)),
-    ("TransformerEncoderLayer(8, 2, 16, 0.0)", (5, 2, 8)), ("TransformerEncoderLayer(8, 2, 16, 0.0, 'gelu', batch_first=True, norm_first=True, bias=False)", (2, 5, 8)), ("TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0), 2, nn.LayerNorm(8))", (5, 2, 8)),
-    ("Bilinear(4, 4, 3)", (5, 4)),
-]  # fmt: skip
-TWO = ("CosineSimilarity", "PairwiseDistance", "Bilinear")
 
 
 def pair(text):
@@ -230,16 +216,9 @@ def test_embedding_bags_as_torch():
         nn.functional.embedding_bag(pydist.tensor([[1]]), pydist.zeros(2, 2), mode="min")
 
 
-LOSSES = [("CosineEmbeddingLoss(0.1)", "nds"), ("MarginRankingLoss(0.3)", "vvs"), ("HingeEmbeddingLoss()", "vs"), ("SoftMarginLoss()", "vs"), ("MultiLabelSoftMarginLoss()", "dp"), ("MultiMarginLoss(2, 0.5)", "dc"), ("MultiLabelMarginLoss()", "dm"),
-          ("TripletMarginLoss(swap=True)", "ndd"), ("TripletMarginWithDistanceLoss()", "ndd"), ("PoissonNLLLoss(full=True)", "dp"), ("GaussianNLLLoss()", "dnp")]  # fmt: skip
-
-
 @pytest.mark.parametrize("text, kinds", LOSSES)
 def test_losses_as_torch(text, kinds):
-    rng = np.random.default_rng(1)
-    make = {"n": lambda: rng.normal(size=(4, 5)), "d": lambda: rng.normal(size=(4, 5)), "v": lambda: rng.normal(size=4), "s": lambda: rng.choice([-1, 1], 4), "p": lambda: rng.uniform(0.1, 0.9, (4, 5)), "c": lambda: rng.integers(0, 5, 4),
-            "m": lambda: rng.integers(-1, 5, (4, 5))}  # fmt: skip
-    args = [make[k]() for k in kinds]
+    args = loss_arguments(kinds)
     for reduction in ("mean", "sum", "none"):
         full = (
             text.replace("()", f"(reduction='{reduction}')")
@@ -263,13 +242,6 @@ def test_dropout_that_keeps_mean_and_variance():
     assert -0.4 <= slopes.min().item() < slopes.max().item() <= -0.2 and nn.RReLU(0.2, 0.4).eval()(
         -pydist.ones(1)
     ).item() == pytest.approx(-0.3)
-
-
-LAZY = [
-    ("LazyLinear(3, bias=False)", (2, 5)), ("LazyConv1d(4, 3)", (2, 3, 7)), ("LazyConv2d(4, 3, 2, 1, groups=2)", (2, 6, 5, 5)), ("LazyConv3d(2, 2)", (3, 4, 4, 4)), ("LazyConvTranspose1d(4, 3)", (2, 3, 7)),
-    ("LazyConvTranspose2d(4, 3, groups=2)", (1, 2, 4, 4)), ("LazyConvTranspose3d(2, 2)", (1, 3, 2, 2, 2)), ("LazyBatchNorm1d()", (4, 3)), ("LazyBatchNorm2d(affine=False)", (4, 3, 2, 2)), ("LazyBatchNorm3d(1e-3)", (2, 3, 2, 2, 2)),
-    ("LazyInstanceNorm1d(affine=False)", (2, 3, 5)), ("LazyInstanceNorm2d(track_running_stats=True)", (2, 3, 4, 4)), ("LazyInstanceNorm3d(1e-3, None)", (2, 3, 2, 2, 3)),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("text, shape", LAZY)
@@ -311,6 +283,8 @@ def test_lazy_modules_before_their_first_call():
     assert not pydist.equal(layer[0].bias, old) and layer[0].weight.shape == (3, 5)
     with pytest.raises(RuntimeError, match="Missing key"):
         other.load_state_dict({})
+    for _ in range(2):  # a copy's hook is its own
+        assert other(pydist.ones(4, 5)).shape == (4, 2) and type(other[0]) is nn.Linear
     with pytest.raises(RuntimeError, match="LazyConv2d.*expected 3 or 4 dimensions"):
         nn.LazyConv2d(2, 3)(pydist.ones(2))
 
