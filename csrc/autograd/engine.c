@@ -53,7 +53,7 @@ pd_status pd_run_add(pd_run *r, entry *e, int index, pd_tensor *g) {
         pd_tensor_retain(*to = g);
         return PD_OK;
     }
-    if (*to == e->parts.whole) PD_TRY(pd_run_fill_parts(&e->parts));
+    if (*to == e->parts.whole) PD_TRY(pd_run_end_parts(&e->parts, to));
     if (!pd_tensor_same_shape(*to, g))
         return pd_fail(PD_E_SHAPE,
                        "backward: two uses of a tensor give gradients of shapes %s and %s (expected one shape: was its "
@@ -129,12 +129,11 @@ pd_tensor *pd_vjp_sum(pd_vjp *v, int i) {
     const pd_run *r = v->run;
     if (!r || r->b->fed || v->status || v->create_graph || !(e->fn || e->leaf)) return NULL;
     entry *to = pd_run_target(r, e);
-    pd_tensor *sum = !to || !to->needed          ? NULL
-                     : e->leaf || e->fn->nout == 1 ? to->one
-                     : to->many                    ? to->many[e->index]
-                                                   : NULL;
-    if (sum && sum == to->parts.whole) v->status = pd_run_fill_parts(&to->parts);
-    bool fits = !v->status && sum && pd_run_may_grow(to, sum) && sum->dtype == e->dtype &&
+    pd_tensor **slot = to && to->needed ? pd_run_grads(to) : NULL;
+    if (slot && !e->leaf) slot += e->index;
+    if (slot && *slot && *slot == to->parts.whole) v->status = pd_run_end_parts(&to->parts, slot);
+    pd_tensor *sum = slot && !v->status ? *slot : NULL;
+    bool fits = sum && pd_run_may_grow(to, sum) && sum->dtype == e->dtype &&
                 pd_shape_equal(sum->ndim, sum->size, e->ndim, e->size);
     return fits ? sum : NULL;
 }
@@ -180,7 +179,7 @@ static pd_status run_node(pd_run *r, uint32_t index) {
     entry *e = &r->entries[index];
     pd_node *n = e->node;
     if (r->b->fed) PD_TRY(pd_run_settle(r, e));
-    PD_TRY(pd_run_fill_parts(&e->parts));
+    PD_TRY(pd_run_end_parts(&e->parts, NULL));
     pd_tensor *few[8] = {0}, **gin = few, **g = pd_run_grads(e);
     bool any = false;
     for (int i = 0; e->needed && g && i < n->nout; i++) {

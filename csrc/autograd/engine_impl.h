@@ -8,8 +8,9 @@
 /* A gradient of which only the indices [from, to) of one dimension have been written. */
 typedef struct pd_run_parts {
     pd_tensor *whole; /* the gradient, which the entry keeps; NULL: none is made of parts */
-    int dim;
+    int dim, nplaced;
     int64_t from, to;
+    const pd_node *placed[4]; /* slices whose gradients lie in their places, but have not come yet */
 } parts;
 
 /* One for each node or leaf of the run. It keeps them alive, since a hook may drop the graph (detach_(), del). */
@@ -86,10 +87,13 @@ static inline void pd_run_leave(pd_run *r) { atomic_store_explicit(&r->busy, fal
 /* ---- parts.c
 
    Slices of one tensor write their gradients next to each other into one whole. It is not filled with zeros before, so
-   the gradients of a split are copied, and nothing is added. */
+   the gradients of a split are copied, and nothing is added. An op may also make the gradient of a part in its place,
+   then nothing is copied. */
 
-/* Makes the gradient that is made of parts, if there is one, a normal one: fills the rest with zeros. */
-pd_status pd_run_fill_parts(parts *p);
+/* Makes the gradient of parts in *slot a normal one: fills the rest with zeros. What lies in its place, but has not
+   come yet, is taken out; it will be added when it comes, so that the order of sums stays the same. slot may be NULL
+   where all have come. */
+pd_status pd_run_end_parts(parts *p, pd_tensor **slot);
 
 /* ---- leaf.c */
 

@@ -127,7 +127,7 @@ pd_status pd_run_finish_leaf(pd_run *r, entry *e) {
     const pd_backward *b = r->b;
     pd_tensor *leaf = e->leaf;
     if (!e->one) return PD_OK;
-    PD_TRY(pd_run_fill_parts(&e->parts));
+    PD_TRY(pd_run_end_parts(&e->parts, NULL));
     if (leaf->meta && leaf->meta->grad_fn)
         return pd_fail(PD_E_RUNTIME,
                        "backward: a leaf, %s of shape %s, has become the result of %s: it was detached and then "

@@ -88,6 +88,7 @@ enum { /* pd_op.flags */
     PD_ANY_DEVICE = 256,       /* inputs may be on different devices; infer says where the outputs are */
     PD_MIXED = 512,            /* the kernel reads F32, F16 and BF16 beside each other, so none of them is cast */
     PD_EXACT = 1024,           /* PD_MIXED, and numbers and 0-d tensors are not rounded to 16 bits */
+    PD_REARRANGES = 2048,      /* a view that shows each element of input 0 once */
 };
 
 struct pd_vjp;

@@ -238,10 +238,12 @@ pd_tensor *pd_vjp_destination(const pd_vjp *v, int i);
 /* [borrowed] the sum of input i's gradients so far, if this vjp may add to it in the place of calling pd_vjp_set; else
    NULL. For gradients that are zero in all but a small part. */
 pd_tensor *pd_vjp_sum(pd_vjp *v, int i);
-/* [borrowed] the sum of input i's gradients, made here if it is the first of several, for a gradient that is zero
-   outside of `part`. The vjp writes (*fresh) or adds its gradient there in the place of calling pd_vjp_set; the engine
-   fills what no vjp has written with zeros. NULL: the vjp sets a whole gradient. */
-pd_tensor *pd_vjp_part(pd_vjp *v, int i, const pd_slice *part, bool *fresh);
+/* Of an op that has `part`: puts the gradient of output 0 into that part of input 0's, which the gradients of other
+   parts share. The engine fills what nobody has written with zeros. False: the vjp sets a whole gradient. */
+bool pd_vjp_put_part(pd_vjp *v);
+/* [borrowed from v] where the gradient of input i will lie, if input i is a part of a tensor, seen through views that
+   nobody else uses; else NULL. The vjp has to write all of it and to set it. It may have any strides. */
+pd_tensor *pd_vjp_place(pd_vjp *v, int i);
 /* Whether the gradient of the 16-bit input i may be float32: the input was cast from float32, and nobody else sees its
    gradient. */
 bool pd_vjp_may_widen(const pd_vjp *v, int i);

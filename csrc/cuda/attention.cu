@@ -176,7 +176,7 @@ static __global__ void query_grad(const __grid_constant__ pd_attention c, const 
         __syncthreads();
         add_product<SIDE, SIDE, false>(o, a.ds, tile);
     }
-    store<SIDE>(gq + (at.b * c.nq * c.H + at.h) * c.d, c.H * c.d, at.first, c.nq, at.w0, c.d, o);
+    store<SIDE>(gq + at.b * c.gqs[0] + at.h * c.gqs[1], c.gqs[2], at.first, c.nq, at.w0, c.d, o);
 }
 template <class E, class T>
 static __global__ void key_grad(const __grid_constant__ pd_attention c, const E *g, const E *q, const E *k, const E *v, const void *mask,
@@ -200,8 +200,8 @@ static __global__ void key_grad(const __grid_constant__ pd_attention c, const E 
             add_product<SIDE, SIDE, true>(ok, a.ds, tile);
         }
     }
-    store<SIDE>(gk + (at.b * c.nk * c.Hkv + at.h) * c.d, c.Hkv * c.d, at.first, c.nk, at.w0, c.d, ok);
-    store<SIDE>(gv + (at.b * c.nk * c.Hkv + at.h) * c.dv, c.Hkv * c.dv, at.first, c.nk, at.w0, c.dv, ov);
+    store<SIDE>(gk + at.b * c.gks[0] + at.h * c.gks[1], c.gks[2], at.first, c.nk, at.w0, c.d, ok);
+    store<SIDE>(gv + at.b * c.gvs[0] + at.h * c.gvs[1], c.gvs[2], at.first, c.nk, at.w0, c.dv, ov);
 }
 
 size_t pd_cuda_attention_scratch(const pd_attention *c, bool grad) {
@@ -226,7 +226,7 @@ void pd_cuda_attention_grad(const pd_attention *c, const void *g, const void *q,
         typedef wide<E> T;
         T *D = (T *)scratch;
         launch(row_sums<E, T>, blocks_for(c->B * c->H * c->nq * WARP, THREADS, 1), THREADS, *c, (const E *)g, (const E *)out, D);
-        if (pd_cuda_attention_fits(c, q, k, v, g)) {
+        if (pd_cuda_attention_fits(c, q, k, v, g) && pd_cuda_attention_grad_fits(c, gq, gk, gv)) {
             pd_cuda_attention_mma_grad(c, g, q, k, v, mask, (const float *)lse, (const float *)scratch, gq, gk, gv);
             return;
         }

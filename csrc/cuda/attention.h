@@ -34,6 +34,7 @@ static inline __device__ int64_t keys_of(const pd_attention &c, int64_t i0, int6
 
 /* Whether the kernels for tensor cores take a call, and these kernels. D[B, H, nq]: sums of g * out along rows. */
 bool pd_cuda_attention_fits(const pd_attention *c, const void *q, const void *k, const void *v, const void *g);
+bool pd_cuda_attention_grad_fits(const pd_attention *c, const void *gq, const void *gk, const void *gv);
 void pd_cuda_attention_mma(const pd_attention *c, const void *q, const void *k, const void *v, const void *mask,
                            void *out, float *lse);
 void pd_cuda_attention_mma_grad(const pd_attention *c, const void *g, const void *q, const void *k, const void *v,

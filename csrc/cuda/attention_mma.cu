@@ -222,7 +222,7 @@ static __global__ void __launch_bounds__(MANY, 2) query_grad(const __grid_consta
         add_weighted(o, gp, tk[now]);
     }
     const float one[2] = {1, 1};
-    store<E, D>(gq + (b * c.nq * c.H + h) * c.d, c.H * c.d, row, c.nq, c.d, o, one);
+    store<E, D>(gq + b * c.gqs[0] + h * c.gqs[1], c.gqs[2], row, c.nq, c.d, o, one);
 }
 
 /* Here all is transposed: rows are keys, columns are queries. */
@@ -276,14 +276,17 @@ static __global__ void __launch_bounds__(MANY, 2) key_grad(const __grid_constant
         }
     }
     const float one[2] = {1, 1};
-    store<E, D>(gk + (b * c.nk * c.Hkv + kv) * c.d, c.Hkv * c.d, j0 + own, c.nk, c.d, ok, one);
-    store<E, D>(gv + (b * c.nk * c.Hkv + kv) * c.d, c.Hkv * c.d, j0 + own, c.nk, c.d, ov, one);
+    store<E, D>(gk + b * c.gks[0] + kv * c.gks[1], c.gks[2], j0 + own, c.nk, c.d, ok, one);
+    store<E, D>(gv + b * c.gvs[0] + kv * c.gvs[1], c.gvs[2], j0 + own, c.nk, c.d, ov, one);
 }
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
 static bool lies_well(const void *p, const int64_t (&stride)[3]) {
     return (uintptr_t)p % 16 == 0 && (stride[0] | stride[1] | stride[2]) % 8 == 0;
+}
+bool pd_cuda_attention_grad_fits(const pd_attention *c, const void *gq, const void *gk, const void *gv) {
+    return lies_well(gq, c->gqs) && lies_well(gk, c->gks) && lies_well(gv, c->gvs);
 }
 bool pd_cuda_attention_fits(const pd_attention *c, const void *q, const void *k, const void *v, const void *g) {
     bool given = g == q || lies_well(g, c->gs);

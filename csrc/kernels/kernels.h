@@ -158,13 +158,14 @@ typedef struct pd_cell_step {
     void *h1, *c1, *gates, *gh, *gc, *gx, *gu;
 } pd_cell_step;
 
-/* Attention over query[B, H, nq, d], key[B, Hkv, nk, d], value[B, Hkv, nk, dv], out and its gradient [B, H, nq, dv]:
-   any strides for batch, head and row, but rows dense; Hkv divides H. mask[B, H, nq, nk], of any strides: BOOL (true:
-   the query may see the key), or floats that are added. causal: query i may see key j if j <= i. lse[B, H, nq]: float,
-   or double for F64. */
+/* Attention over query[B, H, nq, d], key[B, Hkv, nk, d], value[B, Hkv, nk, dv], out[B, H, nq, dv]: these and their
+   gradients have any strides for batch, head and row, but rows are dense; Hkv divides H. mask[B, H, nq, nk], of any
+   strides: BOOL (true: the query may see the key), or floats that are added. causal: query i may see key j if j <= i.
+   lse[B, H, nq]: float, or double for F64. */
 typedef struct pd_attention {
     pd_dtype t, mask_t;
     int64_t B, H, Hkv, nq, nk, d, dv, qs[3], ks[3], vs[3], os[3], gs[3], ms[4];
+    int64_t gqs[3], gks[3], gvs[3]; /* of the gradients of q, k and v */
     double scale;
     bool causal;
 } pd_attention;

@@ -126,15 +126,21 @@ static double attend_work(const pd_call *c) {
 
 static bool fits(const pd_tensor *t) { return t->stride[3] == 1 || t->size[3] <= 1; }
 
-/* A new [B, H, n, width] tensor whose memory is ordered [B, n, H, width], as the kernel writes it. */
-static pd_tensor *room_for(pd_vjp *v, const pd_tensor *like, pd_tensor **flat) {
-    *flat =
-        pd_x_new(v, (pd_dtype)like->dtype, 4, (int64_t[]){like->size[0], like->size[2], like->size[1], like->size[3]});
-    return pd_x_call1(v, PD_OP_transpose, *flat, &(pd_dims2_attrs){1, 2});
+/* Room for the gradient of input i: in its place, if the kernel can write there, else a new tensor [B, H, n, width]
+   whose memory is ordered [B, n, H, width]. *place: where the gradient has to be copied then; else NULL. */
+static pd_tensor *room_for(pd_vjp *v, int i, const pd_tensor *like, pd_tensor **place) {
+    int64_t size[4] = {like->size[0], like->size[2], like->size[1], like->size[3]};
+    *place = pd_vjp_place(v, i);
+    if (*place && fits(*place)) {
+        pd_tensor *t = *place;
+        *place = NULL;
+        return t;
+    }
+    return pd_x_call1(v, PD_OP_transpose, pd_x_new(v, (pd_dtype)like->dtype, 4, size), &(pd_dims2_attrs){1, 2});
 }
 
 static void attend_fast(pd_vjp *v) {
-    pd_tensor *in[4], *flat[3] = {0}, *made[3] = {0};
+    pd_tensor *in[4], *place[3] = {0}, *made[3] = {0};
     for (int i = 0; i < 4; i++) in[i] = pd_vjp_in(v, i);
     pd_tensor *out = pd_vjp_out(v, 0), *lse = pd_vjp_out(v, 1), *g = v->g[0];
     if (v->status || !g) return;
@@ -143,19 +149,21 @@ static void attend_fast(pd_vjp *v) {
         return;
     }
     if (!fits(g)) g = pd_x_contiguous(v, g);
-    for (int i = 0; i < 3; i++) made[i] = room_for(v, in[i], &flat[i]);
+    for (int i = 0; i < 3; i++) made[i] = room_for(v, i, in[i], &place[i]);
     if (v->status) return;
     pd_attention c = shape_of(v->attrs, in, out);
-    strides_of(g, c.gs);
+    strides_of(g, c.gs), strides_of(made[Q], c.gqs), strides_of(made[K], c.gks), strides_of(made[V], c.gvs);
     int64_t bytes = (int64_t)pd_here()->attention_scratch(&c, true);
     pd_tensor *scratch = pd_x_new(v, PD_U8, 1, &bytes);
     if (v->status) return;
     pd_here()->attention_grad(&c, pd_tensor_data(g), pd_tensor_data(in[Q]), pd_tensor_data(in[K]),
                               pd_tensor_data(in[V]), in[MASK] ? pd_tensor_data(in[MASK]) : NULL, pd_tensor_data(out),
-                              pd_tensor_data(lse), pd_tensor_data(flat[Q]), pd_tensor_data(flat[K]),
-                              pd_tensor_data(flat[V]), pd_tensor_data(scratch));
-    for (int i = 0; i < 3; i++)
-        if (pd_vjp_needs(v, i)) pd_vjp_set(v, i, made[i]);
+                              pd_tensor_data(lse), pd_tensor_data(made[Q]), pd_tensor_data(made[K]),
+                              pd_tensor_data(made[V]), pd_tensor_data(scratch));
+    for (int i = 0; i < 3; i++) {
+        if (place[i] && !v->status) v->status = pd_engine.copy_into(place[i], made[i]);
+        pd_vjp_set(v, i, place[i] ? place[i] : made[i]);
+    }
 }
 
 const pd_op pd_op_attend = {

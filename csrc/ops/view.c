@@ -5,6 +5,7 @@
 #include "ops/block.h"
 
 #define VIEW (PD_FUNC | PD_METHOD | PD_VIEW | PD_NO_BROADCAST_GRAD)
+#define REARRANGES (VIEW | PD_REARRANGES)
 
 static void start(pd_call *c) { /* out 0: the same geometry, to be changed */
     pd_tensor *o = c->out[0], *x = c->in[0];
@@ -56,7 +57,7 @@ static pd_status view_infer(pd_call *c) {
 const pd_op pd_op_view = {
     .sig = "view(Tensor input, int[] shape)",
     .doc = "A view of input's elements in another shape; one size may be -1, which is then inferred.",
-    .flags = VIEW,
+    .flags = REARRANGES,
     .attrs = sizeof(pd_shape_attrs),
     .infer = view_infer,
     .vjp = reshape_back,
@@ -144,7 +145,7 @@ static void permute_vjp(pd_vjp *v) {
 const pd_op pd_op_permute = {
     .sig = "permute(Tensor input, int[] dims)",
     .doc = "A view of input with its dimensions in another order.",
-    .flags = VIEW,
+    .flags = REARRANGES,
     .attrs = sizeof(pd_ints),
     .infer = permute_infer,
     .vjp = permute_vjp,
@@ -168,7 +169,7 @@ static void transpose_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_tran
 const pd_op pd_op_transpose = {
     .sig = "transpose(Tensor input, int dim0, int dim1)",
     .doc = "A view of input with two dimensions swapped.",
-    .flags = VIEW,
+    .flags = REARRANGES,
     .attrs = sizeof(pd_dims2_attrs),
     .infer = transpose_infer,
     .vjp = transpose_vjp,
@@ -231,7 +232,7 @@ const pd_op pd_op_squeeze = {
     .doc =
         "A view of input without the dimension or dimensions dim if their size is 1; if dim is None, without all "
         "dimensions of size 1.",
-    .flags = VIEW,
+    .flags = REARRANGES,
     .attrs = sizeof(pd_ints),
     .infer = squeeze_infer,
     .vjp = reshape_back,
@@ -253,7 +254,7 @@ static pd_status unsqueeze_infer(pd_call *c) {
 const pd_op pd_op_unsqueeze = {
     .sig = "unsqueeze(Tensor input, int dim)",
     .doc = "A view of input with a dimension of size 1 inserted at dim.",
-    .flags = VIEW,
+    .flags = REARRANGES,
     .attrs = sizeof(int64_t),
     .infer = unsqueeze_infer,
     .vjp = reshape_back,
@@ -426,17 +427,7 @@ static pd_tensor *zeros_of_input(pd_vjp *v) {
 /* Puts g into its part of a gradient that other parts share. Or returns zeros of the input's shape with g in the same
    view of them, made by ops, so that it can be differentiated again. */
 static void place(pd_vjp *v, pd_op_id op) {
-    const pd_edge *e = &v->node->edges[0];
-    bool fresh = false;
-    if (!pd_vjp_needs(v, 0)) return;
-    pd_slice of = pd_defs[op].op->part(v->attrs, e->ndim, e->size);
-    pd_tensor *sum = pd_vjp_part(v, 0, &of, &fresh);
-    if (sum) {
-        pd_tensor *own = pd_x_call1(v, op, sum, v->attrs);
-        if (own) v->status = fresh ? pd_engine.copy_into(own, v->g[0]) : pd_engine.add_into(own, v->g[0]);
-        return;
-    }
-    if (v->status) return;
+    if (!pd_vjp_needs(v, 0) || pd_vjp_put_part(v)) return;
     pd_tensor *z = zeros_of_input(v), *part = pd_x_call1(v, op, z, v->attrs);
     if (part) v->status = pd_engine.write(part, v->g[0]);
     pd_vjp_set(v, 0, z);

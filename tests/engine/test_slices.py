@@ -123,3 +123,101 @@ def test_a_slice_of_a_gradient_is_nobody_elses():
     (a * 2 + b * 3).sum().backward()
     a.grad.zero_()
     assert y.grad.tolist() == x.grad.tolist() == [2, 2, 3, 3]
+
+
+# Attention makes the gradients of q, k and v in their places.
+
+
+def heads(x):
+    return x.view(*x.shape[:2], -1, 4).transpose(1, 2)
+
+
+def by_chunks(y):
+    return [heads(p) for p in y.chunk(3, 2)]
+
+
+def by_permute(y):
+    return list(y.view(2, 5, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0))
+
+
+def columns_first(y):
+    """The last dimension of these is dense, that of their gradients' places is not."""
+    z = y.view(2, 5, 3, 2, 4).permute(0, 4, 1, 2, 3)
+    return [z.select(3, i).permute(0, 3, 2, 1) for i in range(3)]
+
+
+def grouped(y):
+    return [heads(y[..., :16]), heads(y[..., 16:20]), heads(y[..., 20:])]
+
+
+def overlapping(y):
+    return [heads(y[..., :16]), heads(y[..., 8:]), heads(y[..., 4:20])]
+
+
+def with_gaps(y):
+    return [heads(y[..., 16:24]), heads(y[..., 0:8]), heads(y[..., 8:16]) * 2]
+
+
+def same_twice(y):
+    q, k, _ = by_chunks(y)
+    return [q, k, k]
+
+
+SPLITS = [by_chunks, by_permute, columns_first, grouped, overlapping, with_gaps, same_twice]
+
+
+def attention_program(lib, split, also, dtype="float64"):
+    x = (lib.arange(240).to(getattr(lib, dtype)) / 64 - 2).view(2, 5, 24).requires_grad_()
+    y = x if also.startswith("leaf") else x * 2
+    seen, more = [], 0
+    if also.startswith("used before"):
+        more = (y * y).sum() + y[:, 1:3].sum()
+    parts = split(y)
+    if also.startswith(
+        "used between"
+    ):  # its gradient comes after attention has made its own, and before the slices have
+        more = (y * y).sum() + y[:, 1:3].sum() + (parts[0] * parts[0]).sum()
+    if also == "hook":
+        parts[1].register_hook(lambda g: g * 3)
+    if "seen" in also:
+        for p in parts:
+            p.register_hook(lambda g: None)
+    if also == "retained":
+        seen = [y, parts[0]]
+        for t in seen:
+            t.retain_grad()
+    if also == "a part alone":
+        parts[1:] = [p.detach() for p in parts[1:]]
+    out = lib.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=split is grouped)
+    if also.startswith("used after"):
+        more = (y * y).sum() + y[:, 1:3].sum()
+    ((out * (lib.arange(out.numel()).view(out.shape) % 7)).sum() + more).backward()
+    return [t.grad.flatten().tolist() for t in [x, *seen]]
+
+
+@pytest.mark.parametrize(
+    "also", ["", "hook", "used before", "used between", "used after", "retained", "leaf", "a part alone"]
+)
+@pytest.mark.parametrize("split", SPLITS)
+def test_attention_of_slices(split, also, torch):
+    for ours, theirs in zip(attention_program(pydist, split, also), attention_program(torch, split, also)):
+        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("also", ["", "used before", "used between", "used after", "leaf"])
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_place_changes_no_bits(split, also, dtype):
+    """A hook that sees a slice's gradient keeps it from being made in its place."""
+    ours = attention_program(pydist, split, also, dtype)
+    assert ours == attention_program(pydist, split, also + " seen", dtype)
+
+
+@pytest.mark.parametrize("split, copies", [(by_chunks, 0), (by_permute, 0), (columns_first, 3), (same_twice, 1)])
+def test_attention_makes_its_gradients_where_they_lie(split, copies):
+    x = pydist.randn(2, 5, 24, requires_grad=True)
+    loss = pydist.nn.functional.scaled_dot_product_attention(*split(x * 2)).sin().sum()
+    with profile() as prof:
+        loss.backward()
+    names = [e.name for e in prof.events()]
+    assert names.count("copy_") == copies and names.count("add_") == 0

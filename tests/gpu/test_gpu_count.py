@@ -108,6 +108,18 @@ def test_attention_counts_what_causality_leaves():
     assert counter.kinds["attention bfloat16, backward"]["flops"] == 7 * pairs * 16 * 2  # the scores are made twice
 
 
+def test_slices_share_one_gradient():
+    x = cuda(2, 40, 3 * 24, dtype=pydist.bfloat16).requires_grad_()
+    q, k, v = (part.view(2, 40, 3, 8).transpose(1, 2) for part in (x * 1).chunk(3, 2))
+    loss = F.scaled_dot_product_attention(q, k, v).sin().sum()
+    found = kinds_of(lambda: pydist.grad(loss, x, retain_graph=True))
+    assert found and not [kind for kind in found if "copy" in kind or "add" in kind]  # attention wrote them there
+    a, b = (x * 1).chunk(2, 2)
+    loss = a.sin().sum() + b.sin().sum()
+    found = kinds_of(lambda: pydist.grad(loss, x, retain_graph=True))
+    assert found["copy bfloat16, strided"][0] == 2 and not [kind for kind in found if "add" in kind]
+
+
 def run(code, hollow):
     libraries = (
         {} if os.environ.get("PYDIST_CUBLASLT") != "none" else {"PYDIST_CUBLASLT": "none", "PYDIST_CUDNN": "none"}
