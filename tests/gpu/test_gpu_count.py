@@ -99,6 +99,16 @@ def test_products_count_operations():
     assert (found["flops"], found["read"], found["written"]) == (2 * 20 * 30 * 40, 2 * (600 + 1200), 2 * 800)
 
 
+def test_convolutions_count_operations():
+    x, w = cuda(2, 4, 9, 9), cuda(6, 2, 3, 3)
+    with count.Counter() as counter:
+        F.conv2d(x, w, stride=2, groups=2)
+    (found,) = counter.kinds.values()
+    results = 2 * 6 * 4 * 4
+    assert (found["flops"], found["written"]) == (2 * results * 2 * 9, 4 * results)
+    assert found["read"] == 4 * (2 * 4 * 81 + 6 * 2 * 9)
+
+
 def test_attention_counts_what_causality_leaves():
     q, k, v = (cuda(2, 3, 40, 16, dtype=pydist.bfloat16).requires_grad_() for _ in range(3))
     pairs = 2 * 3 * 40 * 41 // 2
