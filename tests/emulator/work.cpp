@@ -55,9 +55,13 @@ static bool is_again(const pd_loop *l, int k) { /* the same operand as one befor
     return false;
 }
 static pd_work each(std::string kind, const pd_loop *l, double to, double a, double b, double c) {
-    const double size[] = {to, a, b, c};
+    double size[] = {to, a, b, c};
+    for (int k = 1; k < l->nop && l->mixed; k++) size[k] = size_of((pd_dtype)l->type[k]);
     bool dense = is_dense(l, size);
-    pd_work w = {kind + (dense ? "" : ", strided"), 0, 0, 0, l->numel <= 0 ? 0 : dense || l->numel <= 1 << 30 ? 1 : -1};
+    pd_work w = {kind + (l->mixed ? ", mixed" : "") + (dense ? "" : ", strided"), 0, 0, 0,
+                 l->numel <= 0                  ? 0
+                 : dense || l->numel <= 1 << 30 ? 1
+                                                : -1};
     if (l->numel <= 0) return w;
     w.written = elements(l, 0) * to;
     for (int k = 1; k < l->nop; k++)
@@ -407,7 +411,8 @@ static pd_work step_of(const char *name, pd_dtype t, const pd_segment_step *s, i
     }
 STEP(sgd)
 STEP(adam)
-STEP(adadelta) STEP(rmsprop) STEP(adagrad) STEP(moments) STEP(adamax) STEP(asgd) STEP(rprop) STEP(lion)
+STEP(adadelta)
+STEP(rmsprop) STEP(adagrad) STEP(moments) STEP(adamax) STEP(asgd) STEP(rprop) STEP(lion)
 #undef STEP
     static pd_work work_of(row_unscale, pd_dtype t, int64_t n, const float *, float *, void *) {
     return {kind("unscale", t), (double)n * size_of(t) + 4, (double)n * size_of(t), 0, n > 0};

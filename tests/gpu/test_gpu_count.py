@@ -46,6 +46,8 @@ def test_elementwise_kernels_count_each_operand_once():
     x, y, row = cuda(30, 40), cuda(30, 40), cuda(40)
     assert kinds_of(lambda: x + y) == {"add float32": (1, 9600, 4800)}
     assert kinds_of(lambda: x + x) == {"add float32": (1, 4800, 4800)}
+    half = y.to(pydist.bfloat16)
+    assert kinds_of(lambda: x + half) == {"add float32, mixed": (1, 7200, 4800)}
     assert kinds_of(lambda: x * 2) == {"mul float32": (1, 4800, 4800)}
     assert kinds_of(lambda: x + row) == {"add float32, strided": (1, 4960, 4800)}
     assert kinds_of(lambda: x.clone()) == {"copy float32": (1, 4800, 4800)}
@@ -197,7 +199,7 @@ def test_a_training_step_of_gpt2_is_counted(capsys):
     count.report("gpt2-124M", found, machine)
     now = count.totals(machine, found["kinds"])
     then = count.totals(machine, json.loads((TOP / "benchmarks/counted/gpt2-124M.json").read_text())["kinds"])
-    assert now["flops"] <= then["flops"] and now["bytes"] < 0.82 * then["bytes"] and now["ms"] < 0.91 * then["ms"]
+    assert now["flops"] <= then["flops"] and now["bytes"] < 0.78 * then["bytes"] and now["ms"] < 0.89 * then["ms"]
     said = capsys.readouterr().out
     assert (
         f"sum: {now['launches']:.0f} launches" in said and f"bytes {now['bytes'] / then['bytes']:.2f}, memory" in said

@@ -40,7 +40,10 @@ def calls():
     rows, labels = pydist.arange(20, device="cuda"), (pydist.arange(30) % 7).cuda()
     image, weight = new(2, 4, 10, 10), new(7).detach().abs()
     norm, still, optim = nn.BatchNorm2d(4).cuda(), nn.BatchNorm2d(4).cuda().eval(), pydist.optim
-    yield "elementwise", lambda: [x.exp(), x > y, pydist.where(x > 0, x, y), pydist.clamp(x, row, y), x / row, x.half()]
+    yield (
+        "elementwise",
+        lambda: [x.exp(), x > y, pydist.where(x > 0, x, y), pydist.clamp(x, row, y), x / row, x.half(), x + y.half()],
+    )
     yield "copies", lambda: [x.clone(), x.t().contiguous(), x.to(pydist.int64), pydist.full((30,), 2.0, device="cuda")]
     yield "products of elements", both(lambda p, q: p * q, new(30, 40), new(30, 40))
     yield "activations", both(lambda p: F.silu(F.gelu(F.relu(p))), new(30, 40, dtype=HALF))
