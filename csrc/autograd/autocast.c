@@ -169,6 +169,8 @@ static bool is_for(pd_tensor *const *in, int nin) {
     return true;
 }
 
+pd_dtype pd_autocast_for(pd_tensor *const *in, int nin) { return is_for(in, nin) ? pd_autocast.dtype : PD_NO_DTYPE; }
+
 bool pd_autocast_reads(const pd_op *op, pd_tensor *const *in, int nin) {
     if (op->cast != PD_CAST_FP32_READ || pd_autocast.dtype == PD_NO_DTYPE || !is_for(in, nin)) return false;
     for (int i = 1; i < nin; i++)

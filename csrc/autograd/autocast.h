@@ -18,6 +18,9 @@ extern _Thread_local pd_autocast_state pd_autocast;
 
 /* The dtype in which the op computes under autocast; PD_NO_DTYPE: autocast changes nothing. */
 pd_dtype pd_autocast_dtype(const pd_op *op, pd_tensor *const *in, int nin);
+/* Autocast's dtype for an op that is on no list and looks after its dtypes itself; PD_NO_DTYPE: autocast is off for the
+   device of these tensors. */
+pd_dtype pd_autocast_for(pd_tensor *const *in, int nin);
 /* Whether an op of PD_CAST_FP32_READ computes in float32 from the 16-bit numbers of its first input, which is its only
    floating one. */
 bool pd_autocast_reads(const pd_op *op, pd_tensor *const *in, int nin);

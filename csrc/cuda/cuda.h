@@ -11,6 +11,12 @@
 #include "device/cuda_library.h"
 #include "kernels/kernels.h"
 
+#ifdef __CUDACC__
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED
+#endif
+
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
 extern __thread cudaStream_t pd_cuda_stream_now; /* the stream of this thread's launches */
@@ -99,8 +105,24 @@ template <class E> struct convert {
     static __host__ __device__ E down(E w) { return w; }
 };
 template <> struct convert<pd_f16> {
-    static __host__ __device__ float up(pd_f16 e) { return pd_f16_to_f32(e); }
-    static __host__ __device__ pd_f16 down(float w) { return pd_f32_to_f16(w); }
+    static __host__ __device__ float up(pd_f16 e) {
+#ifdef __CUDA_ARCH__ /* one instruction */
+        float w;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(w) : "h"(e.bits));
+        return w;
+#else
+        return pd_f16_to_f32(e);
+#endif
+    }
+    static __host__ __device__ pd_f16 down(float w) {
+#ifdef __CUDA_ARCH__
+        pd_f16 e;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(e.bits) : "f"(w));
+        return e;
+#else
+        return pd_f32_to_f16(w);
+#endif
+    }
 };
 template <> struct convert<pd_bf16> {
     static __host__ __device__ float up(pd_bf16 e) { return pd_bf16_to_f32(e); }

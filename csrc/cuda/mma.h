@@ -10,12 +10,6 @@
 
 #include "cuda/cuda.h"
 
-#ifdef __CUDACC__
-#define UNROLLED _Pragma("unroll")
-#else
-#define UNROLLED
-#endif
-
 template <class E> static __device__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 /* Loads four matrices of 8 x 8. Lane l gives the address of row l % 8 of matrix l / 8, 16 bytes in shared memory. r[m]
    gets the thread's pair (g, 2t), (g, 2t + 1) of matrix m; with TURNED the pair (2t, g), (2t + 1, g). */

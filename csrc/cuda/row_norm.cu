@@ -1,97 +1,241 @@
-/* Layer and RMS norm of rows [rows, n], with a block for each row. The gradients of weight and bias are sums over rows:
-   first over parts of the rows, whose length depends on shapes alone, then over the parts. */
+/* Layer and RMS norm of rows [rows, n], after the sum of two tensors if there are two. A group of G threads has a row: a
+   warp a short one, a block a long one. Each thread keeps the first elements that it reads of a row in registers.
+
+   The gradient is one pass over the rows. A block has a part of them, whose length depends on shapes alone, and also
+   sums the gradients of weight and bias over its part. Then the parts are summed. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 
-template <class E, class T>
-static __global__ void norm_kernel(const E *x, const E *w, const E *b, E *y, T *mean, T *rstd, int64_t n, T eps, bool rms) {
-    int64_t at = blockIdx.x * n;
-    T sum = 0, squares = 0;
-    for (int64_t i = threadIdx.x; i < n && !rms; i += THREADS) sum += widen(x[at + i]);
-    T m = rms ? (T)0 : block_all<plus>(sum) / (T)n;
-    for (int64_t i = threadIdx.x; i < n; i += THREADS) {
-        T v = widen(x[at + i]) - m;
-        squares += v * v;
-    }
-    T r = 1 / V_SQRT(block_all<plus>(squares) / (T)n + eps);
-    if (threadIdx.x == 0) mean[blockIdx.x] = m, rstd[blockIdx.x] = r;
-    for (int64_t i = threadIdx.x; i < n; i += THREADS) {
-        T v = (widen(x[at + i]) - m) * r;
-        if (w) v *= widen(w[i]);
-        if (b) v += widen(b[i]);
-        y[at + i] = narrow<E>(v);
+/* Steps of V elements of a row that each thread keeps. */
+enum { STEPS = 4 };
+
+/* ---- V elements of any dtype that is computed in T, from `at` on -------------------------------------------------- */
+
+template <class E, int V> static __device__ void get_as(const void *p, int64_t at, wide<E> (&v)[V]) {
+    pack<E, V> e = *(const pack<E, V> *)((const E *)p + at);
+    for (int k = 0; k < V; k++) v[k] = widen(e.e[k]);
+}
+template <int V> static __device__ void get(pd_dtype t, const void *p, int64_t at, float (&v)[V]) {
+    if (t == PD_F32) get_as<float>(p, at, v);
+    else if (t == PD_BF16) get_as<pd_bf16>(p, at, v);
+    else get_as<pd_f16>(p, at, v);
+}
+template <int V> static __device__ void get(pd_dtype, const void *p, int64_t at, double (&v)[V]) { get_as<double>(p, at, v); }
+
+template <class E, int V> static __device__ void put_as(void *p, int64_t at, const wide<E> (&v)[V]) {
+    pack<E, V> e;
+    for (int k = 0; k < V; k++) e.e[k] = narrow<E>(v[k]);
+    *(pack<E, V> *)((E *)p + at) = e;
+}
+template <int V> static __device__ void put(pd_dtype t, void *p, int64_t at, const float (&v)[V]) {
+    if (t == PD_F32) put_as<float>(p, at, v);
+    else if (t == PD_BF16) put_as<pd_bf16>(p, at, v);
+    else put_as<pd_f16>(p, at, v);
+}
+template <int V> static __device__ void put(pd_dtype, void *p, int64_t at, const double (&v)[V]) { put_as<double>(p, at, v); }
+
+static __device__ float rounded(pd_dtype t, float v) {
+    return t == PD_F32 ? v : t == PD_BF16 ? widen(narrow<pd_bf16>(v)) : widen(narrow<pd_f16>(v));
+}
+static __device__ double rounded(pd_dtype, double v) { return v; }
+
+/* The sum over the group's threads; all threads of the block call it. */
+template <int G, class T> static __device__ T group_sum(T v) {
+    if constexpr (G == THREADS) v = block_all<plus>(v);
+    else
+        for (int d = WARP / 2; d; d /= 2) v += __shfl_xor_sync(0xffffffffu, v, d);
+    return v;
+}
+
+/* Calls f(i, k) for the kept elements of a thread, V from i on in step k, and rest(i) for the others. */
+template <int V, int G, class F, class R> static __device__ void each_of_row(int64_t n, F f, R rest) {
+    const int64_t lane = threadIdx.x % G;
+    UNROLLED for (int k = 0; k < STEPS; k++)
+        if ((k * G + lane) * V < n) f((k * G + lane) * V, k);
+    if constexpr (G == THREADS)
+        for (int64_t i = (STEPS * G + lane) * V; i < n; i += G * V) rest(i);
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+template <class T, int V, int G>
+static __global__ void norm_kernel(const pd_row_norm c, const void *x, const void *y, const void *w, const void *b, void *s, void *out, T *mean, T *rstd) {
+    const int64_t row = (int64_t)blockIdx.x * (THREADS / G) + threadIdx.x / G, at = row * c.n, n = row < c.rows ? c.n : 0;
+    T kept[STEPS][V], sum = 0, squares = 0;
+    auto read = [&](int64_t i, T (&v)[V]) {
+        get(c.x, x, at + i, v);
+        if (y) {
+            T u[V];
+            get(c.y, y, at + i, u);
+            for (int e = 0; e < V; e++) v[e] = rounded(c.s, v[e] + u[e]);
+            put(c.s, s, at + i, v);
+        }
+        for (int e = 0; e < V; e++) sum += v[e];
+    };
+    auto again = [&](int64_t i, T (&v)[V]) { get(c.s, y ? s : x, at + i, v); };
+    each_of_row<V, G>(n, [&](int64_t i, int k) { read(i, kept[k]); }, [&](int64_t i) { T v[V]; read(i, v); });
+    const T m = c.rms ? (T)0 : group_sum<G>(sum) / (T)c.n;
+    auto square = [&](const T (&v)[V]) {
+        for (int e = 0; e < V; e++) squares += (v[e] - m) * (v[e] - m);
+    };
+    each_of_row<V, G>(n, [&](int64_t, int k) { square(kept[k]); }, [&](int64_t i) { T v[V]; again(i, v); square(v); });
+    const T r = 1 / V_SQRT(group_sum<G>(squares) / (T)c.n + (T)c.eps);
+    if (threadIdx.x % G == 0 && n) mean[row] = m, rstd[row] = r;
+    auto write = [&](int64_t i, T (&v)[V]) {
+        T u[V];
+        for (int e = 0; e < V; e++) v[e] = (v[e] - m) * r;
+        if (w) {
+            get(c.w, w, i, u);
+            for (int e = 0; e < V; e++) v[e] *= u[e];
+        }
+        if (b) {
+            get(c.w, b, i, u);
+            for (int e = 0; e < V; e++) v[e] += u[e];
+        }
+        put(c.out, out, at + i, v);
+    };
+    each_of_row<V, G>(n, [&](int64_t i, int k) { write(i, kept[k]); }, [&](int64_t i) { T v[V]; again(i, v); write(i, v); });
+}
+
+/* ---- the gradient ------------------------------------------------------------------------------------------------ */
+
+/* V elements of partial[part][2][n], the sums of g hat and g over the part's rows. */
+template <class T, int V> static __device__ void put_sums(T *to, int64_t i, int64_t n, const T (&gw)[V], const T (&gb)[V], bool first) {
+    for (int e = 0; e < V; e++) {
+        to[i + e] = first ? gw[e] : to[i + e] + gw[e];
+        to[n + i + e] = first ? gb[e] : to[n + i + e] + gb[e];
     }
 }
 
-template <class E, class T>
-static __global__ void input_grad_kernel(const E *g, const E *x, const E *w, const T *mean, const T *rstd, E *gx, int64_t n, bool rms) {
-    int64_t at = blockIdx.x * n;
-    T m = mean[blockIdx.x], r = rstd[blockIdx.x], sum = 0, slope = 0;
-    for (int64_t i = threadIdx.x; i < n; i += THREADS) {
-        T gh = widen(g[at + i]) * (w ? widen(w[i]) : (T)1);
-        sum += gh;
-        slope += gh * (widen(x[at + i]) - m);
+template <class T, int V, int G>
+static __global__ void __launch_bounds__(THREADS)
+grad_kernel(const pd_row_norm c, const void *g, const void *gs, const void *s, const void *w, const T *mean, const T *rstd, void *gx, void *gy,
+            T *partial, int64_t length) {
+    constexpr int ROWS = THREADS / G, KEPT = STEPS * G * V;
+    const int64_t begin = blockIdx.x * length, end = begin + length < c.rows ? begin + length : c.rows;
+    T *to = partial + 2 * c.n * blockIdx.x, gw[STEPS][V] = {}, gb[STEPS][V] = {};
+    for (int64_t first = begin; first < end; first += ROWS) {
+        const int64_t row = first + threadIdx.x / G, at = row * c.n, n = row < end ? c.n : 0;
+        const T m = n ? mean[row] : 0, r = n ? rstd[row] : 0;
+        T gh[STEPS][V], x[STEPS][V], sum = 0, slope = 0;
+        /* gi: the gradient of the normalised rows, then of those without weights; xi: s - mean */
+        auto load = [&](int64_t i, T (&gi)[V], T (&xi)[V]) {
+            get(c.out, g, at + i, gi);
+            get(c.s, s, at + i, xi);
+            for (int e = 0; e < V; e++) xi[e] -= m;
+        };
+        auto weigh = [&](int64_t i, T (&gi)[V]) {
+            T wi[V];
+            if (!w) return;
+            get(c.w, w, i, wi);
+            for (int e = 0; e < V; e++) gi[e] *= wi[e];
+        };
+        auto add = [&](int64_t i, T (&gi)[V], T (&xi)[V], T (&gwi)[V], T (&gbi)[V]) {
+            load(i, gi, xi);
+            for (int e = 0; e < V; e++) {
+                gwi[e] += gi[e] * (xi[e] * r);
+                gbi[e] += gi[e];
+            }
+            weigh(i, gi);
+            for (int e = 0; e < V; e++) {
+                sum += gi[e];
+                slope += gi[e] * xi[e];
+            }
+        };
+        auto add_rest = [&](int64_t i) {
+            T gi[V], xi[V], gwi[V] = {}, gbi[V] = {};
+            add(i, gi, xi, gwi, gbi);
+            if (partial) put_sums(to, i, c.n, gwi, gbi, row == begin);
+        };
+        each_of_row<V, G>(n, [&](int64_t i, int k) { add(i, gh[k], x[k], gw[k], gb[k]); }, add_rest);
+        if (!gx) continue;
+        const T shift = c.rms ? (T)0 : group_sum<G>(sum) / (T)c.n;
+        slope = group_sum<G>(slope) / (T)c.n * r * r;
+        auto write = [&](int64_t i, T (&gi)[V], T (&xi)[V]) {
+            for (int e = 0; e < V; e++) gi[e] = r * (gi[e] - shift - xi[e] * slope);
+            if (gs) {
+                get(c.s, gs, at + i, xi);
+                for (int e = 0; e < V; e++) gi[e] = xi[e] + rounded(c.s, gi[e]);
+            }
+            put(c.x, gx, at + i, gi);
+            if (gy) put(c.y, gy, at + i, gi);
+        };
+        auto write_rest = [&](int64_t i) {
+            T gi[V], xi[V];
+            load(i, gi, xi);
+            weigh(i, gi);
+            write(i, gi, xi);
+        };
+        each_of_row<V, G>(n, [&](int64_t i, int k) { write(i, gh[k], x[k]); }, write_rest);
     }
-    sum = block_all<plus>(sum);
-    T shift = rms ? (T)0 : sum / (T)n;
-    slope = block_all<plus>(slope) / (T)n * r * r;
-    for (int64_t i = threadIdx.x; i < n; i += THREADS) {
-        T gh = widen(g[at + i]) * (w ? widen(w[i]) : (T)1);
-        gx[at + i] = narrow<E>(r * (gh - shift - (widen(x[at + i]) - m) * slope));
+    if (!partial) return;
+    __shared__ T block[G == WARP ? 2 * KEPT : 1];
+    T *all = G == WARP ? block : to;
+    const int64_t kept = c.n < KEPT ? c.n : KEPT;
+    for (int group = 0; group < ROWS; group++) { /* one after the other */
+        auto put_own = [&](int64_t i, int k) { put_sums(all, i, c.n, gw[k], gb[k], group == 0); };
+        if ((int)threadIdx.x / G == group) each_of_row<V, G>(kept, put_own, [](int64_t) {});
+        __syncthreads();
     }
+    for (int64_t i = threadIdx.x; i < 2 * c.n && G == WARP; i += THREADS) to[i] = block[i];
 }
 
-/* partial[part][2][n]: sums of g hat and g over the part's rows. */
-template <class E, class T>
-static __global__ void weight_parts_kernel(const E *g, const E *x, const T *mean, const T *rstd, T *partial, int64_t rows, int64_t n, int64_t length) {
-    int64_t blocks = (n + THREADS - 1) / THREADS, part = blockIdx.x / blocks, i = blockIdx.x % blocks * THREADS + threadIdx.x;
-    int64_t begin = part * length, end = begin + length < rows ? begin + length : rows;
-    T gw = 0, gb = 0;
-    if (i >= n) return;
-    for (int64_t r = begin; r < end; r++) {
-        T v = widen(g[r * n + i]);
-        gw += v * ((widen(x[r * n + i]) - mean[r]) * rstd[r]);
-        gb += v;
-    }
-    partial[(2 * part) * n + i] = gw;
-    partial[(2 * part + 1) * n + i] = gb;
-}
-template <class E, class T> static __global__ void weight_sum_kernel(const T *partial, E *gw, E *gb, int64_t parts, int64_t n) {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    T w = 0, b = 0;
-    if (i >= n) return;
-    for (int64_t p = 0; p < parts; p++) {
-        w += partial[(2 * p) * n + i];
-        b += partial[(2 * p + 1) * n + i];
-    }
-    if (gw) gw[i] = narrow<E>(w);
-    if (gb) gb[i] = narrow<E>(b);
+/* The sums over all parts: a block has COLUMNS of the 2 n columns, a thread every SLICES-th part. */
+enum { COLUMNS = 16, SLICES = THREADS / COLUMNS };
+template <class T> static __global__ void parts_kernel(pd_dtype t, const T *partial, void *gw, void *gb, int64_t parts, int64_t n) {
+    __shared__ T sums[SLICES][COLUMNS + 1];
+    const int column = threadIdx.x % COLUMNS, slice = threadIdx.x / COLUMNS;
+    const int64_t i = (int64_t)blockIdx.x * COLUMNS + column;
+    T sum[1] = {0};
+    for (int64_t p = slice; p < parts && i < 2 * n; p += SLICES) sum[0] += partial[2 * p * n + i];
+    sums[slice][column] = sum[0];
+    __syncthreads();
+    if (slice || i >= 2 * n) return;
+    for (int k = 1; k < SLICES; k++) sum[0] += sums[k][column];
+    if (i < n && gw) put(t, gw, i, sum);
+    if (i >= n && gb) put(t, gb, i - n, sum);
 }
 
-static int64_t part_length(const pd_row_norm *c) { return c->rows <= 32 * 256 ? 32 : (c->rows + 255) / 256; }
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+static int64_t part_length(const pd_row_norm *c) { return c->rows <= 8 * 256 ? 8 : (c->rows + 255) / 256; }
 static int64_t parts_of(const pd_row_norm *c) { return (c->rows + part_length(c) - 1) / part_length(c); }
+
+/* Whether rows of these tensors can be read in whole vectors of 16 bytes. */
+template <int N> static bool in_vectors(const pd_row_norm *c, const void *const (&p)[N]) {
+    bool fits = c->n % 8 == 0;
+    for (int k = 0; k < N; k++) fits = fits && (uintptr_t)p[k] % 16 == 0;
+    return fits;
+}
+/* Calls f(tag<T>(), V, G) for the computing type, the length of vectors, and the threads of a row. */
+template <int N> struct number { static constexpr int value = N; };
+template <class F> static void by_rows(const pd_row_norm *c, bool vectors, F f) {
+    if (c->s == PD_F64) f(tag<double>(), number<1>(), number<THREADS>());
+    else if (!vectors) f(tag<float>(), number<1>(), number<THREADS>());
+    else if (c->n <= STEPS * WARP * 8) f(tag<float>(), number<8>(), number<WARP>());
+    else f(tag<float>(), number<8>(), number<THREADS>());
+}
 
 size_t pd_cuda_row_norm_scratch(const pd_row_norm *c) { return (size_t)(2 * parts_of(c) * c->n) * sizeof(double) + 64; }
 
-void pd_cuda_row_norm(pd_dtype t, const pd_row_norm *c, const void *x, const void *w, const void *b, void *y, void *mean, void *rstd) {
-    by_float(t, [&](auto e) {
-        typedef typename decltype(e)::type E;
-        typedef wide<E> T;
-        if (c->n) launch(norm_kernel<E, T>, c->rows, THREADS, (const E *)x, (const E *)w, (const E *)b, (E *)y, (T *)mean, (T *)rstd, c->n, (T)c->eps, c->rms);
+void pd_cuda_row_norm(const pd_row_norm *c, const void *x, const void *y, const void *w, const void *b, void *s, void *out, void *mean, void *rstd) {
+    if (!c->n) return;
+    by_rows(c, in_vectors(c, {x, y, w, b, s, out}), [&](auto t, auto v, auto g) {
+        typedef typename decltype(t)::type T;
+        constexpr int V = decltype(v)::value, G = decltype(g)::value, ROWS = THREADS / G;
+        launch(norm_kernel<T, V, G>, (c->rows + ROWS - 1) / ROWS, THREADS, *c, x, y, w, b, s, out, (T *)mean, (T *)rstd);
     });
 }
 
-void pd_cuda_row_norm_grad(pd_dtype t, const pd_row_norm *c, const void *g, const void *x, const void *w, const void *mean, const void *rstd, void *gx,
-                           void *gw, void *gb, void *scratch) {
-    by_float(t, [&](auto e) {
-        typedef typename decltype(e)::type E;
-        typedef wide<E> T;
-        if (!c->n) return;
-        if (gx)
-            launch(input_grad_kernel<E, T>, c->rows, THREADS, (const E *)g, (const E *)x, (const E *)w, (const T *)mean, (const T *)rstd, (E *)gx, c->n, c->rms);
-        if (!gw && !gb) return;
-        int64_t parts = parts_of(c), blocks = (c->n + THREADS - 1) / THREADS;
-        launch(weight_parts_kernel<E, T>, parts * blocks, THREADS, (const E *)g, (const E *)x, (const T *)mean, (const T *)rstd, (T *)scratch, c->rows, c->n, part_length(c));
-        launch(weight_sum_kernel<E, T>, blocks, THREADS, (const T *)scratch, (E *)gw, (E *)gb, parts, c->n);
+void pd_cuda_row_norm_grad(const pd_row_norm *c, const void *g, const void *gs, const void *s, const void *w, const void *mean, const void *rstd, void *gx,
+                           void *gy, void *gw, void *gb, void *scratch) {
+    if (!c->n) return;
+    by_rows(c, in_vectors(c, {g, gs, s, w, gx, gy}), [&](auto t, auto v, auto group) {
+        typedef typename decltype(t)::type T;
+        constexpr int V = decltype(v)::value, G = decltype(group)::value;
+        const bool sums = gw || gb;
+        launch(grad_kernel<T, V, G>, parts_of(c), THREADS, *c, g, gs, s, w, (const T *)mean, (const T *)rstd, gx, gy, sums ? (T *)scratch : (T *)nullptr,
+               part_length(c));
+        if (sums) launch(parts_kernel<T>, (2 * c->n + COLUMNS - 1) / COLUMNS, THREADS, c->w, (const T *)scratch, gw, gb, parts_of(c), c->n);
     });
 }

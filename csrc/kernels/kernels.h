@@ -135,8 +135,14 @@ typedef struct pd_lion { double lr, beta1, beta2, weight_decay; bool maximize; }
 /* params: the dtype of weight, bias, their gradients, and running statistics: x's dtype, or F32 if x has 16 bits. */
 typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; pd_dtype params; } pd_batch_norm;
 
-/* Rows [rows, n], each normalised by its own mean (rms: 0) and deviation sqrt(var + eps). */
-typedef struct pd_row_norm { int64_t rows, n; double eps; bool rms; } pd_row_norm;
+/* Rows [rows, n]: s = x + y, and s normalised by its own mean (rms: 0) and deviation sqrt(var + eps). The dtypes: of x,
+   y, s, weight and bias, and of the normalised rows; F64 for all of them or for none. Without y, s is x. */
+typedef struct pd_row_norm {
+    int64_t rows, n;
+    double eps;
+    bool rms;
+    pd_dtype x, y, s, w, out;
+} pd_row_norm;
 
 /* x[N, C, S] (contiguous) or x[N, S, C] (channels_last). The C channels of each of N images form `groups` groups, each
    normalised by its own mean and deviation. */

@@ -2,33 +2,54 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "autograd/autocast.h"
 #include "kernels/kernels.h"
 #include "ops/block.h"
 #include "ops/express.h"
 
-typedef struct { double eps; int64_t rms; } rows_attrs;
-enum { X, WEIGHT, BIAS };
-
 static pd_dtype wide(pd_dtype t) { return t == PD_F64 ? PD_F64 : PD_F32; }
 static const void *data_or_null(const pd_tensor *t) { return t ? pd_tensor_data(t) : NULL; }
-static pd_row_norm shape_of(const pd_tensor *x, const rows_attrs *a) {
-    return (pd_row_norm){x->size[0], x->size[1], a->eps, a->rms};
-}
+static void *room_or_null(pd_tensor *t) { return t ? pd_tensor_data(t) : NULL; }
 
-/* ---- on contiguous rows ------------------------------------------------------------------------------------------ */
+/* ---- on contiguous rows, which are the last dims of x ------------------------------------------------------------ */
+
+/* dtype: of the normalised rows. */
+typedef struct {
+    int64_t dims;
+    double eps;
+    int64_t rms, dtype;
+} rows_attrs;
+enum { X, WEIGHT, BIAS };
+
+static int64_t product(const pd_tensor *x, int first, int end) {
+    int64_t n = 1;
+    for (int d = first; d < end; d++) n *= x->size[d];
+    return n;
+}
+static int64_t rows_in(const pd_tensor *x, int64_t dims) { return product(x, 0, x->ndim - (int)dims); }
+static int64_t row_of(const pd_tensor *x, int64_t dims) { return product(x, x->ndim - (int)dims, x->ndim); }
+/* y, w: NULL if there are none. */
+static pd_row_norm shape_of(const pd_tensor *s, pd_dtype x, const pd_tensor *y, const pd_tensor *w,
+                            const rows_attrs *a) {
+    pd_dtype t = (pd_dtype)s->dtype;
+    return (pd_row_norm){
+        rows_in(s, a->dims),        row_of(s, a->dims), a->eps, a->rms, x, y ? (pd_dtype)y->dtype : t, t,
+        w ? (pd_dtype)w->dtype : t, (pd_dtype)a->dtype};
+}
 
 static pd_status rows_infer(pd_call *c) {
-    pd_tensor *x = c->in[X];
-    PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
-    PD_TRY(pd_out_shape(c, 1, wide((pd_dtype)x->dtype), 1, x->size));
-    return pd_out_shape(c, 2, wide((pd_dtype)x->dtype), 1, x->size);
+    const rows_attrs *a = c->attrs;
+    const pd_tensor *x = c->in[X];
+    const int64_t rows = rows_in(x, a->dims);
+    PD_TRY(pd_out_like(c, 0, (pd_dtype)a->dtype, x));
+    PD_TRY(pd_out_shape(c, 1, wide((pd_dtype)x->dtype), 1, &rows));
+    return pd_out_shape(c, 2, wide((pd_dtype)x->dtype), 1, &rows);
 }
 static pd_status rows_kernel(const pd_call *c) {
-    pd_tensor *x = c->in[X];
-    pd_row_norm s = shape_of(x, c->attrs);
-    pd_here()->row_norm((pd_dtype)x->dtype, &s, pd_tensor_data(x), data_or_null(c->in[WEIGHT]),
-                        data_or_null(c->in[BIAS]), pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]),
-                        pd_tensor_data(c->out[2]));
+    pd_tensor *x = c->in[X], *w = c->in[WEIGHT];
+    pd_row_norm s = shape_of(x, (pd_dtype)x->dtype, NULL, w, c->attrs);
+    pd_here()->row_norm(&s, pd_tensor_data(x), NULL, data_or_null(w), data_or_null(c->in[BIAS]), NULL,
+                        pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]), pd_tensor_data(c->out[2]));
     return PD_OK;
 }
 static double rows_work(const pd_call *c) { return (double)c->in[X]->numel * 0.8; }
@@ -36,6 +57,12 @@ static double rows_work(const pd_call *c) { return (double)c->in[X]->numel * 0.8
 static pd_val over(pd_vjp *v, pd_op_id op, pd_val x, int dim, bool keepdim) {
     pd_reduce_attrs a = {.dim = {.n = 1, .v = {dim}}, .keepdim = keepdim, .dtype = PD_NO_DTYPE};
     return pd_val_of(pd_x_call1(v, op, x.t, &a));
+}
+static pd_tensor *shaped(pd_vjp *v, pd_tensor *t, int ndim, const int64_t *size) {
+    pd_shape_attrs a = {.shape = {.n = ndim}};
+    if (!t || pd_shape_equal(ndim, size, t->ndim, t->size)) return t;
+    memcpy(a.shape.v, size, sizeof(int64_t) * (size_t)ndim);
+    return pd_x_call1(v, PD_OP_reshape, t, &a);
 }
 /* Puts the normalised rows x (without weights) into *hat and returns the gradient of x; gh is the gradient of *hat. */
 static pd_val rows_gradient(pd_vjp *v, pd_val x, pd_val gh, double eps, bool rms, pd_val *hat) {
@@ -46,41 +73,65 @@ static pd_val rows_gradient(pd_vjp *v, pd_val x, pd_val gh, double eps, bool rms
     if (!rms) inner = SUB(inner, over(v, PD_OP_mean, gh, 1, true));
     return MUL(inner, rstd);
 }
-static void rows_vjp(pd_vjp *v) {
+/* The gradient of s; sets those of the inputs `weight` and the next one. g: the gradient of the normalised rows. */
+static pd_tensor *rows_composed(pd_vjp *v, pd_tensor *s, pd_tensor *g, int weight) {
     const rows_attrs *a = v->attrs;
-    pd_val x = pd_val_of(pd_vjp_in(v, X)), g = pd_val_of(v->g[0]), hat;
-    pd_tensor *w = pd_vjp_in(v, WEIGHT);
-    if (v->status || !g.t) return;
-    pd_val gx = rows_gradient(v, x, w ? MUL(g, pd_val_of(w)) : g, a->eps, a->rms, &hat);
-    if (pd_vjp_needs(v, WEIGHT)) pd_vjp_set(v, WEIGHT, over(v, PD_OP_sum, MUL(g, hat), 0, false).t);
-    if (pd_vjp_needs(v, BIAS)) pd_vjp_set(v, BIAS, over(v, PD_OP_sum, g, 0, false).t);
-    if (pd_vjp_needs(v, X)) pd_vjp_set(v, X, gx.t);
+    pd_tensor *w = pd_vjp_in(v, weight);
+    if (v->status || !s || !g) return NULL;
+    const int64_t size[2] = {rows_in(s, a->dims), row_of(s, a->dims)};
+    pd_tensor *gr = shaped(v, g, 2, size);
+    if (v->status) return NULL;
+    pd_val gv = pd_val_of(gr), hat;
+    pd_val gx = rows_gradient(v, pd_val_of(shaped(v, s, 2, size)),
+                              w ? MUL(gv, pd_val_of(shaped(v, w, 1, size + 1))) : gv, a->eps, a->rms, &hat);
+    const int from = s->ndim - (int)a->dims, dims = (int)a->dims;
+    if (pd_vjp_needs(v, weight))
+        pd_vjp_set(v, weight, shaped(v, over(v, PD_OP_sum, MUL(gv, hat), 0, false).t, dims, s->size + from));
+    if (pd_vjp_needs(v, weight + 1))
+        pd_vjp_set(v, weight + 1, shaped(v, over(v, PD_OP_sum, gv, 0, false).t, dims, s->size + from));
+    return shaped(v, gx.t, s->ndim, s->size);
 }
-static void rows_fast(pd_vjp *v) {
-    pd_tensor *x = pd_vjp_in(v, X), *w = pd_vjp_in(v, WEIGHT), *mean = pd_vjp_out(v, 1), *rstd = pd_vjp_out(v, 2),
-              *g = pd_x_contiguous(v, v->g[0]);
-    pd_tensor *gx = NULL, *gw = NULL, *gb = NULL, *room = NULL;
-    if (v->status || !g) return;
-    pd_row_norm s = shape_of(x, v->attrs);
-    int64_t bytes = (int64_t)pd_here()->row_norm_scratch(&s);
-    pd_dtype t = (pd_dtype)x->dtype;
-    if (pd_vjp_needs(v, X)) gx = pd_x_new(v, t, 2, x->size);
-    if (pd_vjp_needs(v, WEIGHT)) gw = pd_x_new(v, t, 1, &s.n);
-    if (pd_vjp_needs(v, BIAS)) gb = pd_x_new(v, t, 1, &s.n);
+static void rows_vjp(pd_vjp *v) {
+    if (v->g[0]) pd_vjp_set(v, X, rows_composed(v, pd_vjp_in(v, X), v->g[0], WEIGHT));
+}
+/* Gradients by the kernel. g, gs: those of the normalised rows and of s, contiguous; gs may be NULL. gx, gy: where that
+   of s goes. mean: the number of the output; rstd is the next one. */
+static void rows_by_kernel(pd_vjp *v, pd_row_norm c, pd_tensor *s, pd_tensor *g, pd_tensor *gs, pd_tensor *gx,
+                           pd_tensor *gy, int weight, int mean) {
+    pd_tensor *w = pd_vjp_in(v, weight), *m = pd_vjp_out(v, mean), *r = pd_vjp_out(v, mean + 1);
+    pd_tensor *gw = NULL, *gb = NULL, *room = NULL;
+    const rows_attrs *a = v->attrs;
+    const int from = s->ndim - (int)a->dims, dims = (int)a->dims;
+    const int64_t bytes = (int64_t)pd_here()->row_norm_scratch(&c);
+    if (pd_vjp_needs(v, weight)) gw = pd_x_new(v, c.w, dims, s->size + from);
+    if (pd_vjp_needs(v, weight + 1)) gb = pd_x_new(v, c.w, dims, s->size + from);
     if (gw || gb) room = pd_x_new(v, PD_U8, 1, &bytes);
     if (v->status) return;
-    pd_here()->row_norm_grad(t, &s, pd_tensor_data(g), pd_tensor_data(x), data_or_null(w), pd_tensor_data(mean),
-                             pd_tensor_data(rstd), (void *)(uintptr_t)data_or_null(gx),
-                             (void *)(uintptr_t)data_or_null(gw), (void *)(uintptr_t)data_or_null(gb),
-                             (void *)(uintptr_t)data_or_null(room));
-    pd_vjp_set(v, X, gx);
-    pd_vjp_set(v, WEIGHT, gw);
-    pd_vjp_set(v, BIAS, gb);
+    c.out = (pd_dtype)g->dtype;
+    pd_here()->row_norm_grad(&c, pd_tensor_data(g), data_or_null(gs), pd_tensor_data(s), data_or_null(w),
+                             pd_tensor_data(m), pd_tensor_data(r), room_or_null(gx), room_or_null(gy), room_or_null(gw),
+                             room_or_null(gb), room_or_null(room));
+    pd_vjp_set(v, weight, gw);
+    pd_vjp_set(v, weight + 1, gb);
+}
+static void rows_fast(pd_vjp *v) {
+    pd_tensor *x = pd_vjp_in(v, X), *w = pd_vjp_in(v, WEIGHT), *g = pd_x_contiguous(v, v->g[0]);
+    pd_tensor *gx = NULL, *sum = NULL;
+    if (v->status || !g) return;
+    pd_row_norm c = shape_of(x, (pd_dtype)x->dtype, NULL, w, v->attrs);
+    if (pd_vjp_needs(v, X)) { /* in a residual block the stream's gradient is there already */
+        sum = pd_vjp_sum(v, X);
+        if (sum && !pd_tensor_is_contiguous(sum)) sum = NULL;
+        gx = sum ? sum : pd_x_new(v, c.x, x->ndim, x->size);
+    }
+    if (v->status) return;
+    rows_by_kernel(v, c, x, g, sum, gx, NULL, WEIGHT, 1);
+    if (!sum) pd_vjp_set(v, X, gx);
 }
 
 const pd_op pd_op_norm_rows = {
-    .sig = "norm_rows(Tensor input, Tensor? weight, Tensor? bias, float eps, bool rms)",
-    .doc = "layer_norm (rms_norm) of contiguous rows [R, n].",
+    .sig = "norm_rows(Tensor input, Tensor? weight, Tensor? bias, int dims, float eps, bool rms, dtype dtype)",
+    .doc = "layer_norm (rms_norm) of the contiguous rows in the last `dims` dims, in this dtype.",
     .nout = 3,
     .save = PD_SAVE_IN(X) | PD_SAVE_IN(WEIGHT) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
     .flags = PD_NO_BROADCAST_GRAD,
@@ -92,25 +143,87 @@ const pd_op pd_op_norm_rows = {
     .vjp_fast = rows_fast,
 };
 
+/* ---- on the sum of two tensors ----------------------------------------------------------------------------------- */
+
+enum { OTHER = 1, SUM_WEIGHT, SUM_BIAS, SUM_INPUTS };
+
+static pd_status sum_infer(pd_call *c) {
+    const rows_attrs *a = c->attrs;
+    const pd_tensor *x = c->in[X];
+    const pd_dtype t = pd_dtype_promote((pd_dtype)x->dtype, (pd_dtype)c->in[OTHER]->dtype);
+    const int64_t rows = rows_in(x, a->dims);
+    PD_TRY(pd_out_like(c, 0, t, x));
+    PD_TRY(pd_out_like(c, 1, (pd_dtype)a->dtype, x));
+    PD_TRY(pd_out_shape(c, 2, wide(t), 1, &rows));
+    return pd_out_shape(c, 3, wide(t), 1, &rows);
+}
+static pd_status sum_kernel(const pd_call *c) {
+    pd_tensor *x = c->in[X], *y = c->in[OTHER], *w = c->in[SUM_WEIGHT];
+    pd_row_norm s = shape_of(c->out[0], (pd_dtype)x->dtype, y, w, c->attrs);
+    pd_here()->row_norm(&s, pd_tensor_data(x), pd_tensor_data(y), data_or_null(w), data_or_null(c->in[SUM_BIAS]),
+                        pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]), pd_tensor_data(c->out[2]),
+                        pd_tensor_data(c->out[3]));
+    return PD_OK;
+}
+static void sum_vjp(pd_vjp *v) {
+    pd_tensor *g = v->g[1] ? rows_composed(v, pd_vjp_out(v, 0), v->g[1], SUM_WEIGHT) : NULL;
+    if (g && v->g[0]) g = ADD(pd_val_of(g), pd_val_of(v->g[0])).t;
+    if (!v->g[1]) g = v->g[0];
+    pd_vjp_set(v, X, g);
+    pd_vjp_set(v, OTHER, g);
+}
+static void sum_fast(pd_vjp *v) {
+    const pd_edge *e = v->node->edges;
+    pd_tensor *s = pd_vjp_out(v, 0), *w = pd_vjp_in(v, SUM_WEIGHT);
+    pd_tensor *g = pd_x_contiguous(v, v->g[1]), *gs = pd_x_contiguous(v, v->g[0]), *to[2] = {NULL, NULL};
+    if (v->status) return;
+    if (!g) {
+        sum_vjp(v);
+        return;
+    }
+    pd_row_norm c = shape_of(s, (pd_dtype)e[X].dtype, NULL, w, v->attrs);
+    c.y = (pd_dtype)e[OTHER].dtype;
+    for (int i = 0; i < 2; i++) {
+        if (!pd_vjp_needs(v, i)) continue;
+        if (i && to[X] && c.x == c.y)
+            to[i] = to[X];
+        else
+            to[i] = pd_x_new(v, (pd_dtype)e[i].dtype, s->ndim, s->size);
+    }
+    if (v->status) return;
+    pd_tensor *gx = to[X] ? to[X] : to[OTHER], *gy = to[OTHER] == gx ? NULL : to[OTHER];
+    if (!to[X]) c.x = c.y;
+    rows_by_kernel(v, c, s, g, gs, gx, gy, SUM_WEIGHT, 2);
+    pd_vjp_set(v, X, to[X]);
+    pd_vjp_set(v, OTHER, to[OTHER]);
+}
+
+const pd_op pd_op_add_norm_rows = {
+    .sig =
+        "add_norm_rows(Tensor input, Tensor other, Tensor? weight, Tensor? bias, int dims, float eps, bool rms, "
+        "dtype dtype)",
+    .doc = "(input + other, norm_rows of that) for contiguous tensors of one shape.",
+    .nout = 4,
+    .save = PD_SAVE_IN(SUM_WEIGHT) | PD_SAVE_OUT(0) | PD_SAVE_OUT(2) | PD_SAVE_OUT(3),
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(rows_attrs),
+    .infer = sum_infer,
+    .kernel = sum_kernel,
+    .work = rows_work,
+    .vjp = sum_vjp,
+    .vjp_fast = sum_fast,
+};
+
 /* ---- any shape --------------------------------------------------------------------------------------------------- */
 
-static pd_tensor *shaped(pd_vjp *v, pd_tensor *t, int ndim, const int64_t *size) {
-    pd_shape_attrs a = {.shape = {.n = ndim}};
-    if (!t || pd_shape_equal(ndim, size, t->ndim, t->size)) return t;
-    memcpy(a.shape.v, size, sizeof(int64_t) * (size_t)ndim);
-    return pd_x_call1(v, PD_OP_reshape, t, &a);
-}
-static pd_tensor *normed(pd_vjp *v, pd_tensor *x, int64_t rows, int64_t n, pd_tensor *w, pd_tensor *b, double eps,
-                         bool rms) {
-    rows_attrs a = {eps, rms};
-    pd_tensor *in[3] = {pd_x_contiguous(v, shaped(v, x, 2, (int64_t[]){rows, n})), NULL, NULL};
-    if (w) in[1] = pd_x_contiguous(v, shaped(v, w, 1, &n));
-    if (b) in[2] = pd_x_contiguous(v, shaped(v, b, 1, &n));
-    if (v->status) return NULL;
-    return shaped(v, pd_x(v, PD_OP_norm_rows, &a, 3, in), x->ndim, x->size);
+static pd_tensor *normed(pd_vjp *v, pd_tensor *x, pd_tensor *w, pd_tensor *b, rows_attrs a) {
+    pd_tensor *in[3] = {pd_x_contiguous(v, x), pd_x_contiguous(v, w), pd_x_contiguous(v, b)};
+    return v->status ? NULL : pd_x(v, PD_OP_norm_rows, &a, 3, in);
 }
 
-static pd_status last_dims(const pd_call *c, const pd_ints *shape, int64_t *n) {
+/* Checks the shapes of x, weight and bias, of which the first is input `weight`. t: the dtype of weight and bias;
+   PD_NO_DTYPE: any floating one. */
+static pd_status last_dims(const pd_call *c, const pd_ints *shape, int weight, pd_dtype t) {
     static const char *const names[] = {"weight", "bias"};
     const pd_tensor *x = c->in[X];
     const char *op = c->def->name;
@@ -119,33 +232,34 @@ static pd_status last_dims(const pd_call *c, const pd_ints *shape, int64_t *n) {
     if (shape->n < 1 || lead < 0 || !pd_shape_equal((int)shape->n, shape->v, (int)shape->n, x->size + lead))
         return pd_fail(PD_E_SHAPE, "%s: input has shape %s (expected a shape that ends with normalized_shape %s)", op,
                        pd_tensor_shape(x), pd_shape_text((int)shape->n, shape->v));
-    for (int i = 1; i < c->nin; i++)
-        if (c->in[i] &&
-            (!pd_shape_equal((int)shape->n, shape->v, c->in[i]->ndim, c->in[i]->size) || c->in[i]->dtype != x->dtype))
-            return pd_fail(PD_E_SHAPE, "%s: %s is %s of shape %s (expected %s of shape %s)", op, names[i - 1],
-                           pd_dtype_name((pd_dtype)c->in[i]->dtype), pd_tensor_shape(c->in[i]),
-                           pd_dtype_name((pd_dtype)x->dtype), pd_shape_text((int)shape->n, shape->v));
-    *n = 1;
-    for (int i = 0; i < shape->n; i++) *n *= shape->v[i];
+    for (int i = weight; i < c->nin; i++) {
+        const pd_tensor *w = c->in[i];
+        if (!w) continue;
+        bool fits = t == PD_NO_DTYPE ? pd_dtype_is_float((pd_dtype)w->dtype) && w->dtype != PD_F64 : w->dtype == (int)t;
+        if (!fits || !pd_shape_equal((int)shape->n, shape->v, w->ndim, w->size))
+            return pd_fail(PD_E_SHAPE, "%s: %s is %s of shape %s (expected %s of shape %s)", op, names[i - weight],
+                           pd_dtype_name((pd_dtype)w->dtype), pd_tensor_shape(w),
+                           pd_dtype_name(t == PD_NO_DTYPE ? PD_F32 : t), pd_shape_text((int)shape->n, shape->v));
+    }
     return PD_OK;
 }
 
-static int64_t rows_in(const pd_tensor *x, int dims) {
-    int64_t rows = 1;
-    for (int d = 0; d < dims; d++) rows *= x->size[d];
-    return rows;
+static pd_status norm_compose(pd_call *c, const pd_ints *shape, double eps, bool rms) {
+    const pd_dtype t = (pd_dtype)c->in[X]->dtype;
+    pd_vjp v = {0};
+    PD_TRY(last_dims(c, shape, 1, t));
+    return pd_x_end(&v, normed(&v, c->in[X], c->in[1], rms ? NULL : c->in[2], (rows_attrs){shape->n, eps, rms, t}),
+                    &c->out[0]);
+}
+/* 16-bit types compute in float32. */
+static double rms_eps(const pd_scalar *given, pd_dtype t) {
+    return given->cat >= 0 ? given->d : t == PD_F64 ? 0x1p-52 : 0x1p-23;
 }
 
 typedef struct { pd_ints shape; double eps; } layer_attrs;
 static pd_status layer_compose(pd_call *c) {
     const layer_attrs *a = c->attrs;
-    pd_vjp v = {0};
-    int64_t n;
-    PD_TRY(last_dims(c, &a->shape, &n));
-    return pd_x_end(
-        &v,
-        normed(&v, c->in[X], rows_in(c->in[X], c->in[X]->ndim - (int)a->shape.n), n, c->in[1], c->in[2], a->eps, false),
-        &c->out[0]);
+    return norm_compose(c, &a->shape, a->eps, false);
 }
 
 const pd_op pd_op_layer_norm = {
@@ -162,14 +276,7 @@ const pd_op pd_op_layer_norm = {
 typedef struct { pd_ints shape; pd_scalar eps; } rms_attrs;
 static pd_status rms_compose(pd_call *c) {
     const rms_attrs *a = c->attrs;
-    pd_vjp v = {0};
-    int64_t n;
-    PD_TRY(last_dims(c, &a->shape, &n));
-    double least = c->in[X]->dtype == PD_F64 ? 0x1p-52 : 0x1p-23; /* 16-bit types compute in float32 */
-    return pd_x_end(&v,
-                    normed(&v, c->in[X], rows_in(c->in[X], c->in[X]->ndim - (int)a->shape.n), n, c->in[1], NULL,
-                           a->eps.cat < 0 ? least : a->eps.d, true),
-                    &c->out[0]);
+    return norm_compose(c, &a->shape, rms_eps(&a->eps, (pd_dtype)c->in[X]->dtype), true);
 }
 
 const pd_op pd_op_rms_norm = {
@@ -181,6 +288,90 @@ const pd_op pd_op_rms_norm = {
     .flags = PD_FUNC | PD_NN,
     .attrs = sizeof(rms_attrs),
     .compose = rms_compose,
+};
+
+/* ---- the sum and its norm ---------------------------------------------------------------------------------------- */
+
+/* The dtype of norm(s): as layer_norm returns it, or autocast's if `low`. *any: weights need not have the dtype of
+   s. */
+static pd_dtype normed_dtype(const pd_call *c, pd_dtype s, bool low, bool *any) {
+    const pd_dtype cast = pd_autocast_for(c->in, c->nin);
+    *any = cast != PD_NO_DTYPE && s != PD_F64;
+    if (!*any) return s;
+    return low ? cast : pd_autocast.cuda ? PD_F32 : s;
+}
+static pd_status add_norm(pd_call *c, const pd_ints *shape, double eps, bool rms, bool low) {
+    pd_tensor *x = c->in[X], *y = c->in[OTHER];
+    pd_vjp v = {0};
+    bool any;
+    PD_TRY(pd_check_float(c, X));
+    PD_TRY(pd_check_float(c, OTHER));
+    if (!pd_tensor_same_shape(x, y))
+        return pd_fail(PD_E_SHAPE, "%s: input has shape %s, other has shape %s (expected equal shapes)", c->def->name,
+                       pd_tensor_shape(x), pd_tensor_shape(y));
+    const pd_dtype s = pd_dtype_promote((pd_dtype)x->dtype, (pd_dtype)y->dtype);
+    const rows_attrs a = {shape->n, eps, rms, normed_dtype(c, s, low, &any)};
+    PD_TRY(last_dims(c, shape, SUM_WEIGHT, any ? PD_NO_DTYPE : s));
+    pd_tensor *in[SUM_INPUTS] = {0}, *out[PD_MAX_OUTS];
+    for (int i = 0; i < c->nin; i++) {
+        const pd_dtype t = i < 2 ? s : PD_F32; /* the kernel reads x and y as they are, unless in double */
+        in[i] = pd_x_contiguous(&v, c->in[i]);
+        if (in[i] && in[i]->dtype != (int)t && (i < 2 ? s == PD_F64 : any))
+            in[i] = pd_x_call1(&v, PD_OP_cast, in[i], &(pd_cast_attrs){t});
+    }
+    pd_status status = v.status;
+    PD_THEN(pd_apply(PD_DEF(add_norm_rows), in, SUM_INPUTS, &a, out, NULL));
+    pd_vjp_end(&v);
+    if (status) return PD_TRAIL(status);
+    for (int i = 0; i < 2; i++) c->out[i] = out[i], pd_tensor_release(out[2 + i]);
+    return PD_OK;
+}
+
+typedef struct {
+    pd_ints shape;
+    double eps;
+    int64_t low;
+} add_layer_attrs;
+static pd_status add_layer_compose(pd_call *c) {
+    const add_layer_attrs *a = c->attrs;
+    return add_norm(c, &a->shape, a->eps, false, a->low);
+}
+
+const pd_op pd_op_add_layer_norm = {
+    .sig =
+        "add_layer_norm(Tensor input, Tensor other, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, "
+        "float eps=1e-05, bool low_precision=False)",
+    .doc =
+        "(s, layer_norm(s)) with s = input + other, two tensors of one shape, in one pass over memory. low_precision: "
+        "under autocast the second result has autocast's dtype, as products want it.",
+    .flags = PD_NN,
+    .nout = 2,
+    .names = "sum normed",
+    .attrs = sizeof(add_layer_attrs),
+    .compose = add_layer_compose,
+};
+
+typedef struct {
+    pd_ints shape;
+    pd_scalar eps;
+    int64_t low;
+} add_rms_attrs;
+static pd_status add_rms_compose(pd_call *c) {
+    const add_rms_attrs *a = c->attrs;
+    const pd_dtype s = pd_dtype_promote((pd_dtype)c->in[X]->dtype, (pd_dtype)c->in[OTHER]->dtype);
+    return add_norm(c, &a->shape, rms_eps(&a->eps, s), true, a->low);
+}
+
+const pd_op pd_op_add_rms_norm = {
+    .sig =
+        "add_rms_norm(Tensor input, Tensor other, int[] normalized_shape, Tensor? weight=None, Scalar eps=None, "
+        "bool low_precision=False)",
+    .doc = "(s, rms_norm(s)) with s = input + other, as add_layer_norm.",
+    .flags = PD_NN,
+    .nout = 2,
+    .names = "sum normed",
+    .attrs = sizeof(add_rms_attrs),
+    .compose = add_rms_compose,
 };
 
 /* ---- groups of channels ------------------------------------------------------------------------------------------ */
@@ -214,7 +405,6 @@ static pd_status groups_kernel(const pd_call *c) {
                           pd_tensor_data(c->out[2]), c->scratch);
     return PD_OK;
 }
-static pd_tensor *shaped(pd_vjp *v, pd_tensor *t, int ndim, const int64_t *size);
 static pd_tensor *per_channel(pd_vjp *v, pd_tensor *t, int ndim) { /* [C] as [1, C, 1, ...] */
     int64_t size[PD_MAX_DIMS];
     for (int d = 0; d < ndim; d++) size[d] = d == 1 ? t->size[0] : 1;
@@ -310,7 +500,9 @@ static pd_status group_compose(pd_call *c) {
         for (int i = 1; i < 3; i++) in[i] = c->in[i] ? pd_x_contiguous(v, c->in[i]) : NULL;
         return pd_x_end(v, v->status ? NULL : pd_x(v, PD_OP_norm_groups, a, 3, in), &c->out[0]);
     }
-    pd_val y = pd_val_of(normed(v, x, rows, n / a->groups, NULL, NULL, a->eps, false));
+    pd_tensor *grouped = shaped(v, x, 2, (int64_t[]){rows, n / a->groups});
+    pd_val y = pd_val_of(
+        shaped(v, normed(v, grouped, NULL, NULL, (rows_attrs){1, a->eps, false, x->dtype}), x->ndim, x->size));
     if (c->in[1]) y = MUL(y, pd_val_of(per_channel(v, c->in[1], x->ndim)));
     if (c->in[2]) y = ADD(y, pd_val_of(per_channel(v, c->in[2], x->ndim)));
     return pd_x_end(v, y.t, &c->out[0]);

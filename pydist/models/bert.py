@@ -6,6 +6,7 @@ import pydist
 from pydist import nn
 from pydist.models._parts import check_sizes, check_tokens, from_heads, to_heads
 from pydist.nn import functional as F
+from pydist.nn.modules.normalization import add_norm
 
 
 @dataclass
@@ -56,8 +57,8 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, mask):
-        x = self.attention_norm(x + self.dropout(self.attention(x, mask)))
-        return self.output_norm(x + self.dropout(self.output(F.gelu(self.intermediate(x)))))
+        x = add_norm(self.attention_norm, x, self.dropout(self.attention(x, mask)))[1]
+        return add_norm(self.output_norm, x, self.dropout(self.output(F.gelu(self.intermediate(x)))))[1]
 
 
 class BERT(nn.Module):

@@ -7,6 +7,7 @@ import pydist
 from pydist import nn
 from pydist.models._parts import check_sizes, check_tokens, from_heads, generate, to_heads
 from pydist.nn import functional as F
+from pydist.nn.modules.normalization import add_norm
 
 
 @dataclass
@@ -55,7 +56,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward block, each with a norm before it."""
+    """Attention and a feed-forward block, each with a norm before it. Takes the stream x and a branch y that is not
+    added yet; returns the same of its own end. So each sum is made with the norm that follows it."""
 
     def __init__(self, config):
         super().__init__()
@@ -64,9 +66,10 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x):
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+    def forward(self, x, y=None):
+        x, n = (x, self.ln_1(x)) if y is None else add_norm(self.ln_1, x, y, low_precision=True)
+        x, n = add_norm(self.ln_2, x, self.attn(n), low_precision=True)
+        return x, self.mlp(n)
 
 
 class GPT(nn.Module):
@@ -110,10 +113,11 @@ class GPT(nn.Module):
     def _hidden(self, tokens):
         check_tokens("GPT", tokens, self.config.block_size)
         parts = self.transformer
-        x = parts["drop"](parts["wte"](tokens) + parts["wpe"](pydist.arange(tokens.shape[1], device=tokens.device)))
+        places = pydist.arange(tokens.shape[1], device=tokens.device)
+        x, y = parts["drop"](parts["wte"](tokens) + parts["wpe"](places)), None
         for block in parts["h"]:
-            x = block(x)
-        return parts["ln_f"](x)
+            x, y = block(x, y)
+        return add_norm(parts["ln_f"], x, y, low_precision=True)[1]
 
     def forward(self, tokens):
         return self.lm_head(self._hidden(tokens))

@@ -7,6 +7,7 @@ import pydist
 from pydist import nn
 from pydist.models._parts import check_sizes, check_tokens, from_heads, generate, next_token_loss, to_heads
 from pydist.nn import functional as F
+from pydist.nn.modules.normalization import add_norm
 
 
 @dataclass
@@ -77,7 +78,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward block, each with a norm before it."""
+    """Attention and a feed-forward block, each with a norm before it. Takes the stream x and a branch y that is not
+    added yet; returns the same of its own end. So each sum is made with the norm that follows it."""
 
     def __init__(self, config):
         super().__init__()
@@ -86,9 +88,11 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x, cos, sin):
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x, y, cos, sin):
+        norm = self.input_layernorm
+        x, n = (x, norm(x)) if y is None else add_norm(norm, x, y, low_precision=True)
+        x, n = add_norm(self.post_attention_layernorm, x, self.self_attn(n, cos, sin), low_precision=True)
+        return x, self.mlp(n)
 
 
 class LLaMA(nn.Module):
@@ -122,10 +126,10 @@ class LLaMA(nn.Module):
 
     def forward(self, tokens):
         check_tokens("LLaMA", tokens, self.config.max_seq_len)
-        x, length = self.model["embed_tokens"](tokens), tokens.shape[1]
+        x, y, length = self.model["embed_tokens"](tokens), None, tokens.shape[1]
         for block in self.model["layers"]:
-            x = block(x, self.cos[:length], self.sin[:length])
-        return self.lm_head(self.model["norm"](x))
+            x, y = block(x, y, self.cos[:length], self.sin[:length])
+        return self.lm_head(add_norm(self.model["norm"], x, y, low_precision=True)[1])
 
     def loss(self, tokens, targets):
         """The mean cross entropy of targets [N, T] (-1: left out)."""

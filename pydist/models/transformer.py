@@ -7,6 +7,7 @@ import pydist
 from pydist import nn
 from pydist.models._parts import check_sizes, check_tokens, from_heads, to_heads
 from pydist.nn import functional as F
+from pydist.nn.modules.normalization import add_norm
 
 
 @dataclass
@@ -61,10 +62,10 @@ class Layer(nn.Module):
 
     def forward(self, x, mask=None, memory=None):
         own = None if self.cross else mask
-        x = self.norms[0](x + self.dropout(self.attention(x, x, own, causal=self.cross is not None)))
+        x = add_norm(self.norms[0], x, self.dropout(self.attention(x, x, own, causal=self.cross is not None)))[1]
         if self.cross:
-            x = self.norms[1](x + self.dropout(self.cross(x, memory, mask)))
-        return self.norms[-1](x + self.dropout(self.down(self.up(x).relu())))
+            x = add_norm(self.norms[1], x, self.dropout(self.cross(x, memory, mask)))[1]
+        return add_norm(self.norms[-1], x, self.dropout(self.down(self.up(x).relu())))[1]
 
 
 class Transformer(nn.Module):

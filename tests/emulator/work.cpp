@@ -320,29 +320,37 @@ static pd_work work_of(row_batch_norm_grad, pd_dtype t, const pd_batch_norm *c, 
 }
 
 static double row_of(pd_dtype t, const pd_row_norm *c) { return (double)c->n * size_of(t); }
-/* Up to three passes: the mean, the deviation, y. */
-static pd_work work_of(row_row_norm, pd_dtype t, const pd_row_norm *c, const void *, const void *w, const void *b,
-                       void *, void *, void *) {
-    double rows = (double)c->rows, row = row_of(t, c);
-    if (rows * row <= 0) return {kind("norm", t), 0, 0, 0, 0};
-    return {kind("norm", t), rows * row * reads(c->rms ? 2 : 3, rows, row) + row * ((w != nullptr) + (b != nullptr)),
-            rows * (row + 2 * wide_size(t)), 0, 1};
+/* How often memory gives a row that threads do not keep in registers. */
+static double reads_of(const pd_row_norm *c, int passes, double row) {
+    return c->n <= (c->s == PD_F64 ? 1024 : 8192) ? 1 : reads(passes, (double)c->rows, row);
 }
-/* gx in one launch with two passes. gw and gb in another, which reads g and x again, and one that adds up its parts. */
-static pd_work work_of(row_row_norm_grad, pd_dtype t, const pd_row_norm *c, const void *, const void *, const void *w,
-                       const void *, const void *, void *gx, void *gw, void *gb, void *) {
-    const int64_t length = c->rows <= 32 * 256 ? 32 : (c->rows + 255) / 256;
-    const double rows = (double)c->rows, row = row_of(t, c), T = wide_size(t),
+/* Up to three passes: the mean, the deviation, the result. */
+static pd_work work_of(row_row_norm, const pd_row_norm *c, const void *, const void *y, const void *w, const void *b,
+                       void *, void *, void *, void *) {
+    const double rows = (double)c->rows, x = row_of(c->x, c), s = y ? row_of(c->s, c) : 0, T = wide_size(c->s);
+    if (rows * x <= 0) return {kind(y ? "add, norm" : "norm", c->s), 0, 0, 0, 0};
+    return {kind(y ? "add, norm" : "norm", c->s),
+            rows * (x * (y ? 1 : reads_of(c, c->rms ? 2 : 3, x)) + (y ? row_of(c->y, c) : 0) +
+                    s * (reads_of(c, 3, s) - 1)) +
+                row_of(c->w, c) * ((w != nullptr) + (b != nullptr)),
+            rows * (s + row_of(c->out, c) + 2 * T), 0, 1};
+}
+/* One pass, and a launch that adds up the parts of gw and gb. */
+static pd_work work_of(row_row_norm_grad, const pd_row_norm *c, const void *, const void *gs, const void *,
+                       const void *w, const void *, const void *, void *gx, void *gy, void *gw, void *gb, void *) {
+    const int64_t length = c->rows <= 8 * 256 ? 8 : (c->rows + 255) / 256;
+    const double rows = (double)c->rows, T = wide_size(c->s), row = row_of(c->out, c) + row_of(c->s, c),
                  parts = 2 * (double)((c->rows + length - 1) / length) * (double)c->n * T;
-    pd_work of = {kind("norm", t, ", backward"), 0, 0, 0, 0};
+    pd_work of = {kind("norm", c->s, ", backward"), 0, 0, 0, 0};
     if (rows * row <= 0) return of;
-    if (gx)
-        of.read += 2 * rows * row * reads(2, rows, 2 * row) + 2 * rows * T + (w ? row : 0), of.written += rows * row,
-            of.launches++;
+    of.read = rows * (row * (gx ? reads_of(c, 2, row) : 1) + (gx && gs ? row_of(c->s, c) : 0) + 2 * T) +
+              (w ? row_of(c->w, c) : 0);
+    of.written = rows * ((gx ? row_of(c->x, c) : 0) + (gy ? row_of(c->y, c) : 0));
+    of.launches = 1;
     if (!gw && !gb) return of;
-    of.read += 2 * rows * row + 2 * rows * T + parts;
-    of.written += parts + row * ((gw != nullptr) + (gb != nullptr));
-    of.launches += 2;
+    of.read += parts;
+    of.written += parts + row_of(c->w, c) * ((gw != nullptr) + (gb != nullptr));
+    of.launches++;
     return of;
 }
 

@@ -61,14 +61,29 @@ def test_a_reduction_counts_its_stages():
     assert kinds_of(x.sum) == {"fold bfloat16": (3, 20000 + 12 + 4, 12 + 4 + 2)}
 
 
-def test_layer_norm_counts_what_two_kernels_read():
+def test_layer_norm_counts_one_pass():
     x, w, b = cuda(50, 24), cuda(24), cuda(24)
     row, stats = 24 * 4, 2 * 50 * 4
     assert kinds_of(lambda: F.layer_norm(x, (24,), w, b)) == {"norm float32": (1, 50 * row + 2 * row, 50 * row + stats)}
     y, g = F.layer_norm(x.requires_grad_(), (24,), w.requires_grad_(), b.requires_grad_()), cuda(50, 24)
     found = kinds_of(lambda: pydist.autograd.grad(y, (x, w, b), g, retain_graph=True))
-    parts = 2 * 2 * row  # 50 rows in two parts, each with sums for w and for b
-    assert found["norm float32, backward"] == (3, 4 * 50 * row + 2 * stats + row + parts, 50 * row + parts + 2 * row)
+    parts = 7 * 2 * row  # 50 rows in seven parts, each with sums for w and for b
+    assert found["norm float32, backward"] == (2, 2 * 50 * row + stats + row + parts, 50 * row + parts + 2 * row)
+
+
+def test_a_residual_block_adds_in_the_norms_kernels():
+    x, y = cuda(50, 24), cuda(50, 24, dtype=pydist.bfloat16)
+    row, stats = 24 * 4, 2 * 50 * 4
+    found = kinds_of(lambda: F.add_layer_norm(x, y, (24,)))
+    assert found == {"add, norm float32": (1, 50 * row * 1.5, 2 * 50 * row + stats)}
+    s, n = F.add_layer_norm(x.requires_grad_(), y.requires_grad_(), (24,))
+    found = kinds_of(lambda: pydist.autograd.grad((s, n), (x, y), (cuda(50, 24), cuda(50, 24)), retain_graph=True))
+    assert found["norm float32, backward"] == (1, 3 * 50 * row + stats, 50 * row * 1.5)
+    assert not any(name.startswith(("add", "cast")) for name in found)
+    # norms that stand alone add to the stream's gradient, too
+    loss = ((x + F.layer_norm(x, (24,)).sin()) * s.detach()).sum()
+    found = kinds_of(lambda: pydist.autograd.grad(loss, x, retain_graph=True))
+    assert not any(name.startswith("add") for name in found)
 
 
 def test_cross_entropy_counts_one_pass():

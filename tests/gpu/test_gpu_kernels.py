@@ -65,6 +65,41 @@ def test_floats_of_different_sizes_and_numbers(dtype, other):
     same(gradients, x, y)
 
 
+def shifted(t):
+    """t in memory that does not begin at a multiple of 16 bytes."""
+    room = pydist.zeros(t.numel() + 1, dtype=t.dtype, device=t.device)
+    room[1:] = t.flatten()
+    return room[1:].reshape(t.shape)
+
+
+@pytest.mark.parametrize("stream", [pydist.float32, pydist.float16, pydist.float64, pydist.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "rows, n, shift",
+    [(37, 24, 0), (9, 24, 1), (300, 10, 0), (19, 768, 0), (3, 1024, 0), (11, 2056, 0), (5, 9000, 0), (3, 9001, 0)],
+)
+def test_norms_of_sums(rows, n, shift, stream):
+    """Rows by warps and by blocks, in vectors and not, kept in registers and not; the branch has 16 bits."""
+    low = stream if stream in (pydist.float64, pydist.float16) else pydist.bfloat16
+
+    def work(x, y, w, b, gs, gn):
+        x, y = (shifted(t) if shift else t for t in (x.to(stream), y.to(low)))
+        x, y, w, b = (t.detach().requires_grad_() for t in (x, y, w.to(stream), b.to(stream)))
+        results = []
+        for norm in (lambda x, y, w, b: F.add_layer_norm(x, y, n, w, b), lambda x, y, w, b: F.add_rms_norm(x, y, n, w)):
+            s, t = norm(x, y, w, b)
+            used = (x, y, w) if results else (x, y, w, b)
+            results += [s, t, *pydist.autograd.grad((s, t), used, (gs.to(stream), gn.to(stream)))]
+        y = (x + F.layer_norm(x, (n,), w, b).sin()) * gs.to(stream)  # the norm adds to the stream's gradient
+        return [*results, *pydist.autograd.grad(y, (x, w, b), gn.to(stream))]
+
+    tensors = [pydist.randn(*shape).double() for shape in ((rows, n), (rows, n), (n,), (n,), (rows, n), (rows, n))]
+    want, got = both(work, *tensors)
+    rough = {pydist.bfloat16: 2**-6, pydist.float16: 2**-9, pydist.float32: 2e-5}.get(stream, 1e-11)
+    for a, b in zip(want, got, strict=True):
+        near = 2**-7 if a.dtype is pydist.bfloat16 else rough
+        assert a.dtype == b.dtype and ((a.double() - b.double()).abs() <= near * (1 + a.double().abs())).all().item()
+
+
 KINDS = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
 

@@ -171,6 +171,8 @@ TORCH = {
     "square_sum": lambda torch, x, *a, **kw: (x * x).sum(*a, **kw),
     "embedding": lambda torch, w, i, padding_idx=None: torch.nn.functional.embedding(i, w, padding_idx),
     "layer_norm": lambda torch, *a, **kw: torch.nn.functional.layer_norm(*a, **kw),
+    "add_layer_norm": lambda torch, x, y, *a: (x + y, torch.nn.functional.layer_norm(x + y, *a)),
+    "add_rms_norm": lambda torch, x, y, *a, **kw: (x + y, torch.nn.functional.rms_norm(x + y, *a, **kw)),
     "scaled_dot_product_attention": lambda torch, *a, **kw: torch.nn.functional.scaled_dot_product_attention(*a, **kw),
     "binary_cross_entropy_with_logits": lambda torch, x, y, w=None, p=None, reduction="mean": (
         torch.nn.functional.binary_cross_entropy_with_logits(x, y, w, pos_weight=p, reduction=reduction)
@@ -606,6 +608,8 @@ NUMPY = {
     **ACTIVATIONS,
     **{name: _reduced(terms) for name, terms in LOSSES.items()},
     "layer_norm": _layer_norm,
+    "add_layer_norm": lambda x, y, *a: (x + y, _layer_norm(x + y, *a)),
+    "add_rms_norm": lambda x, y, *a, **kw: (x + y, _rms_norm(x + y, *a, **kw)),
     "scaled_dot_product_attention": _attention,
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
@@ -919,6 +923,9 @@ SAMPLES = {
         + [S(T((70, 700), -1, 5), (700,), T((700,)), T((700,)), c=16, grad=False, dtypes="float"), S(T((300, 33)), (33,), T((33,)), T((33,)), c=16, grad=False, dtypes="float")],
     "rms_norm": [S(*a, c=16, dtypes="float", **kw) for a, kw in [((x34, (4,), T((4,))), {"eps": 1e-5}), ((x34, (4,)), {"eps": 1e-3}), ((x234, (3, 4), T((3, 4))), {"eps": 1e-6}),
                  ((T((0, 4)), (4,), T((4,))), {}), ((t34, (4,)), {"eps": 1e-5})]] + [S(T((70, 700), 1, 5), (700,), T((700,)), c=16, grad=False, eps=1e-5, dtypes="float")],
+    "add_layer_norm": [S(*a, c=32, dtypes="float") for a in [(x34, x34, (4,), T((4,)), T((4,))), (x234, x234, (3, 4), T((3, 4))), (t34, x34, (4,), None, T((4,)), 1e-3), (T((0, 4)), T((0, 4)), (4,), T((4,)))]]
+        + [S(T((70, 700), -1, 5), T((70, 700)), (700,), T((700,)), T((700,)), c=32, grad=False, dtypes="float")],
+    "add_rms_norm": [S(x34, x34, (4,), T((4,)), eps=1e-3, c=32, dtypes="float"), S(t34, x34, (4,), eps=1e-3, c=32, dtypes="float")],
     "group_norm": [S(*a, c=16, dtypes="float") for a in [(image, 2, *scale), (image, 1), (image, 4, *scale, 1e-3), (T((3, 8)), 2, T((8,)), T((8,))), (T((2, 4, 3, 3), layout="N"), 2, *scale)]],
     "index_select": [S(x34, 1, I((5,), 0, 4)), S(x234, 1, I((4,), 0, 3)), S(x234, 0, I((3,), 0, 2)), S(t34, -1, I((2,), 0, 4)), S(T((5,)), 0, I((9,), 0, 5)), S(x34, 1, I((0,))), S(T(()), 0, I((1,), 0, 1))],
     "positions": [S(B((3, 4))), S(B((2, 3, 4), layout="T")), S(B((9,))), S(B(())), S(B((0, 3)))],
@@ -974,7 +981,7 @@ HIDDEN = {
     "pool_max_take": "max_pool2d", "pool_max_index": "max_pool2d_with_indices", "pool_avg": "avg_pool2d", "pool_avg_grad": "avg_pool2d",
     "mse_terms": "mse_loss", "l1_terms": "l1_loss", "smooth_l1_terms": "smooth_l1_loss", "huber_terms": "huber_loss", "bce_terms": "binary_cross_entropy",
     "bce_logits_terms": "binary_cross_entropy_with_logits", "kl_terms": "kl_div", "kl_log_terms": "kl_div", "gelu_erf": "gelu", "gelu_tanh": "gelu",
-    "attend": "scaled_dot_product_attention", "norm_rows": "layer_norm", "norm_groups": "group_norm", "embedding_lookup": "embedding", "embedding_grad": "embedding",
+    "attend": "scaled_dot_product_attention", "norm_rows": "layer_norm", "add_norm_rows": "add_layer_norm", "norm_groups": "group_norm", "embedding_lookup": "embedding", "embedding_grad": "embedding",
     "argsort_last": "argsort", "gather_grad": "gather", "scatter_sum": "scatter_add", "scatter_fold": "scatter_reduce", "index_spread": "index_select", "bmm_wide": "linear", "running_sum": "cumsum",
 }  # fmt: skip
 

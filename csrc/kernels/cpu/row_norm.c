@@ -1,4 +1,4 @@
-/* Layer and RMS normalisation: each row by its own statistics.
+/* Layer and RMS normalisation: each row by its own statistics, after the sum of two tensors if there are two.
 
    The gradients of weight and bias are sums over rows. Rows are cut into parts, by shape alone, and the parts' sums are
    added as a tree. */
@@ -17,14 +17,16 @@ static int64_t row_norm_part(const pd_row_norm *c) {
 #define PD_INCLUDED "kernels/cpu/row_norm.inc"
 #include "kernels/cpu/lib/each_type.h"
 
-PD_CPU_FUNCTION(void, row_norm, pd_dtype t, const pd_row_norm *c, const void *x, const void *w, const void *b, void *y,
-                void *mean, void *rstd) {
-    PD_FLOAT_JOB(t, row_norm, row_norm, .t = t, .c = c, .x = x, .w = w, .b = b, .y = y, .mean = mean, .rstd = rstd);
+PD_CPU_FUNCTION(void, row_norm, const pd_row_norm *c, const void *x, const void *y, const void *w, const void *b,
+                void *s, void *out, void *mean, void *rstd) {
+    PD_FLOAT_JOB(c->s, row_norm, row_norm, .c = c, .x = x, .y = y, .w = w, .b = b, .s = s, .out = out, .mean = mean,
+                 .rstd = rstd);
 }
 PD_CPU_FUNCTION(size_t, row_norm_scratch, const pd_row_norm *c) { return (size_t)(ROW_PARTS * 2 * c->n) * 8; }
-PD_CPU_FUNCTION(void, row_norm_grad, pd_dtype t, const pd_row_norm *c, const void *g, const void *x, const void *w,
-                const void *mean, const void *rstd, void *gx, void *gw, void *gb, void *scratch) {
+PD_CPU_FUNCTION(void, row_norm_grad, const pd_row_norm *c, const void *g, const void *gs, const void *s, const void *w,
+                const void *mean, const void *rstd, void *gx, void *gy, void *gw, void *gb, void *scratch) {
     void *partial = gw || gb ? scratch : NULL;
-    PD_FLOAT_JOB(t, row_norm_grad, row_norm, .t = t, .c = c, .x = x, .g = g, .w = w, .y = gx, .gw = gw, .gb = gb,
-                 .mean = (void *)(uintptr_t)mean, .rstd = (void *)(uintptr_t)rstd, .partial = partial);
+    PD_FLOAT_JOB(c->s, row_norm_grad, row_norm, .c = c, .g = g, .gs = gs, .s = (void *)(uintptr_t)s, .w = w, .gx = gx,
+                 .gy = gy, .gw = gw, .gb = gb, .mean = (void *)(uintptr_t)mean, .rstd = (void *)(uintptr_t)rstd,
+                 .partial = partial);
 }

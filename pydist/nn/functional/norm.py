@@ -24,6 +24,27 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     return _C.rms_norm(input, _sizes(normalized_shape), weight, eps)
 
 
+def add_layer_norm(input, other, normalized_shape, weight=None, bias=None, eps=1e-05, low_precision=False):
+    """(s, n) with s = input + other and n = (s - mean) / sqrt(var + eps) * weight + bias, as layer_norm(s): a residual
+    stream after a block, and its norm before the next one, in one pass over memory. So is the gradient.
+
+    input and other have one shape. s has their common dtype, n that of layer_norm(s); low_precision: under autocast n
+    has autocast's dtype, which saves a cast where a linear layer follows.
+
+    >>> import pydist
+    >>> s, n = pydist.nn.functional.add_layer_norm(pydist.tensor([[1.0, 2.0]]), pydist.tensor([[0.0, 1.0]]), (2,), eps=0)
+    >>> s, n
+    (tensor([[1., 3.]]), tensor([[-1.,  1.]]))
+    """
+    return _C.add_layer_norm(input, other, _sizes(normalized_shape), weight, bias, eps, low_precision)
+
+
+def add_rms_norm(input, other, normalized_shape, weight=None, eps=None, low_precision=False):
+    """(s, n) with s = input + other and n = s / sqrt(mean(s ** 2) + eps) * weight, as rms_norm(s): see
+    add_layer_norm."""
+    return _C.add_rms_norm(input, other, _sizes(normalized_shape), weight, eps, low_precision)
+
+
 def normalize(input, p=2.0, dim=1, eps=1e-12, out=None):
     """input / max(norm_p(input), eps) along dim."""
     size = input.norm(p, dim, keepdim=True)

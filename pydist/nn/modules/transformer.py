@@ -11,7 +11,7 @@ from pydist.nn.modules.container import ModuleList
 from pydist.nn.modules.dropout import Dropout
 from pydist.nn.modules.linear import Linear
 from pydist.nn.modules.module import Module
-from pydist.nn.modules.normalization import LayerNorm
+from pydist.nn.modules.normalization import LayerNorm, add_norm
 
 
 def _clones(module, count):
@@ -62,12 +62,19 @@ class _Layer(Module):
             setattr(self, f"dropout{k}", Dropout(dropout))
         self.activation = _activation(activation)
 
-    def _added(self, x, k, block):
-        """x + dropout(block(x)). The norm is applied to block's input or to the sum."""
-        norm, dropout = getattr(self, f"norm{k}"), getattr(self, f"dropout{k}")
-        if self.norm_first:
-            return x + dropout(block(norm(x)))
-        return norm(x + dropout(block(x)))
+    def _through(self, x, *blocks):
+        """x + dropout(block(x)) for one block after the other. The norm is applied to each block's input, or to each
+        sum."""
+        n = self.norm1(x) if self.norm_first else x
+        for k, block in enumerate(blocks, 1):
+            y = getattr(self, f"dropout{k}")(block(n))
+            if not self.norm_first:
+                x = n = add_norm(getattr(self, f"norm{k}"), x, y)[1]
+            elif k < len(blocks):
+                x, n = add_norm(getattr(self, f"norm{k + 1}"), x, y)
+            else:
+                x = x + y
+        return x
 
     def _feed_forward(self, x):
         return self.linear2(self.dropout(self.activation(self.linear1(x))))
@@ -91,7 +98,7 @@ class TransformerEncoderLayer(_Layer):
                 is_causal=is_causal,
             )[0]
 
-        return self._added(self._added(src, 1, attend), 2, self._feed_forward)
+        return self._through(src, attend, self._feed_forward)
 
 
 class TransformerDecoderLayer(_Layer):
@@ -132,7 +139,7 @@ class TransformerDecoderLayer(_Layer):
                 need_weights=False,
             )[0]
 
-        return self._added(self._added(self._added(tgt, 1, attend), 2, look), 3, self._feed_forward)
+        return self._through(tgt, attend, look, self._feed_forward)
 
 
 class _Stack(Module):
