@@ -27,8 +27,6 @@ void pd_autocast_clear(void) {
 static bool is_parameter(const pd_tensor *x) {
     return x->requires_grad && x->dtype == PD_F32 && !x->base && !(x->meta && x->meta->grad_fn);
 }
-/* Whether nobody can write there without our knowing. */
-static bool is_ours(const pd_storage *s) { return !pd_storage_is_lent(s) && !s->drop && s->shared < 0; }
 
 /* The entry of x's cast in this region, by the slot in x's meta; NULL: there is none. */
 static kept *find(const pd_tensor *x) {
@@ -61,7 +59,7 @@ static bool same_geometry(const pd_tensor *a, const pd_tensor *b) {
 
 static bool holds(const pd_low *l, const pd_tensor *x, pd_dtype t) {
     return l->copy && l->copy->dtype == (int)t && l->of == x->storage && l->writes == x->storage->writes &&
-           is_ours(x->storage) && same_geometry(l->copy, x);
+           pd_storage_is_private(x->storage) && same_geometry(l->copy, x);
 }
 
 void pd_cast_vjp(pd_vjp *v) {
@@ -118,7 +116,7 @@ pd_status pd_autocast_copy_begin(pd_tensor *p, void **to, pd_dtype *t) {
     *to = NULL;
     if (!l) return PD_OK;
     l->of = NULL; /* the step writes p, so the copy is no longer equal */
-    bool again = l->asked && is_parameter(p) && is_ours(p->storage),
+    bool again = l->asked && is_parameter(p) && pd_storage_is_private(p->storage),
          serves = again && l->copy && l->copy->dtype == l->t && same_geometry(l->copy, p) &&
                   l->copy->storage->refs == 1; /* else a graph still reads it */
     l->asked = false;

@@ -151,7 +151,8 @@ static pd_status call_node(pd_run *r, entry *e, pd_tensor **g, pd_tensor **gin) 
                        "backward: Trying to backward through the graph a second time: an earlier backward freed it, at "
                        "%s (expected retain_graph=True there)",
                        pd_node_name(n));
-    pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph, .g = g, .gin = gin, .run = r};
+    pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph,
+                .last = !r->b->retain_graph && !r->b->create_graph, .g = g, .gin = gin, .run = r};
     bool finite = pd_nan_armed;
     for (int i = 0; i < n->nout && finite; i++) finite = pd_nan_finite(g[i]);
     pd_timespan span = pd_timespan_begin();

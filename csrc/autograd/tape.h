@@ -212,6 +212,7 @@ typedef struct pd_vjp {
     pd_tensor **gin;  /* [new] set by pd_vjp_set */
     void *run;        /* the engine's */
     bool create_graph;
+    bool last;        /* the node's saved tensors are freed after this call */
     pd_status status; /* first failure: later steps do nothing */
     pd_tensor **temps;
     size_t ntemps, cap_temps;
@@ -226,6 +227,9 @@ pd_tensor *pd_vjp_in(pd_vjp *v, int i);
 pd_tensor *pd_vjp_out(pd_vjp *v, int i);
 /* [borrowed from v] saved input i, for its sizes and strides only: its values may have changed. */
 const pd_tensor *pd_vjp_geometry(pd_vjp *v, int i);
+/* [borrowed from v] saved input i's memory, to write the gradient over it, if nobody else can see it or will read it
+   again; else NULL. After that no other backward can use the node. */
+pd_tensor *pd_vjp_take(pd_vjp *v, int i);
 /* Releases what v keeps, except gin. */
 void pd_vjp_end(pd_vjp *v);
 /* Gives v a [new] tensor to keep, and the status of the call that made it. Returns t, or NULL after a failure. */

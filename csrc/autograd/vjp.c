@@ -215,6 +215,17 @@ static pd_tensor *unpack(pd_vjp *v, bool is_out, int index) {
 pd_tensor *pd_vjp_in(pd_vjp *v, int i) { return unpack(v, false, i); }
 pd_tensor *pd_vjp_out(pd_vjp *v, int i) { return unpack(v, true, i); }
 
+pd_tensor *pd_vjp_take(pd_vjp *v, int i) {
+    const pd_saved *s = v->status || !v->last ? NULL : find_saved(v->node, false, i);
+    pd_tensor *t = s && !s->packed ? s->t : NULL, *out = NULL;
+    const bool alone = t && t->refs == 1 && t->storage->refs == 1 && pd_storage_is_private(t->storage) &&
+                       v->node->readers == 2; /* the graph, and this call */
+    if (!alone) return NULL;
+    pd_node_free_saved(v->node);
+    pd_status status = pd_tensor_alias(t, false, &out);
+    return pd_vjp_keep(v, status, out);
+}
+
 static const pd_device *device_of(const pd_vjp *v) {
     for (int i = 0; i < v->node->nout; i++)
         if (v->g[i]) return v->g[i]->storage->device;

@@ -76,7 +76,8 @@ static void rows_fast(pd_vjp *v, bool logits) {
     const rows_attrs *a = v->attrs;
     pd_tensor *x = pd_vjp_in(v, 0), *target = pd_vjp_in(v, 1), *weight = pd_vjp_in(v, 2), *total = pd_vjp_out(v, 1);
     pd_tensor *lse = pd_vjp_out(v, 2), *g = pd_x_contiguous(v, v->g[0]);
-    pd_tensor *gx = v->status || !g ? NULL : pd_x_new(v, (pd_dtype)x->dtype, 2, x->size);
+    pd_tensor *gx = v->status || !g ? NULL : logits ? pd_vjp_take(v, 0) : NULL;
+    if (!gx && g) gx = pd_x_new(v, (pd_dtype)x->dtype, 2, x->size);
     if (!gx) return;
     pd_xent s = rows_of(x, target, weight, a);
     bool each = a->loss.reduction == NONE;

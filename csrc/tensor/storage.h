@@ -61,6 +61,10 @@ void pd_storage_give_back(pd_storage *s, pd_borrower who, bool written);
 static inline bool pd_storage_is_lent(const pd_storage *s) {
     return s->loans[PD_LENT_ARRAY] || s->loans[PD_LENT_DLPACK] || s->loans[PD_LENT_COLLECTIVE];
 }
+/* Whether only tensors of this process see the memory, so that reads and writes go through us. */
+static inline bool pd_storage_is_private(const pd_storage *s) {
+    return !pd_storage_is_lent(s) && !s->drop && s->shared < 0;
+}
 /* The check before the bytes are freed or moved. PD_E_RUNTIME: they are lent, and to whom. */
 pd_status pd_storage_may_move(const char *op, const pd_storage *s);
 int64_t pd_storage_live(void);

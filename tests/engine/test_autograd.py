@@ -2,6 +2,7 @@
 
 Gradients of single ops are in test_ops.py."""
 
+import contextlib
 import gc
 import math
 import os
@@ -1250,3 +1251,58 @@ def test_a_view_that_a_function_wrote_and_a_hook_packed_is_freed():
     del x
     gc.collect()
     assert _C.live()["nodes"] == before
+
+
+HOLDERS = {
+    "nothing": lambda logits, loss: None,
+    "loss": lambda logits, loss: loss.grad_fn,
+    "logits": lambda logits, loss: logits,
+    "view": lambda logits, loss: logits[2:],
+    "detached": lambda logits, loss: logits.detach(),
+    "numpy": lambda logits, loss: logits.detach().numpy(),
+    "node": lambda logits, loss: (logits * 2).exp().grad_fn,
+    "retain": lambda logits, loss: None,
+    "hook": lambda logits, loss: None,
+}
+
+
+@pytest.mark.parametrize("held", HOLDERS)
+def test_the_gradient_of_logits_is_written_over_them(held):
+    """Where nobody can see the logits again; else they keep their values. The gradient is the same."""
+    x, w, t, seen = pydist.randn(6, 4), pydist.randn(4, 5).requires_grad_(), pydist.arange(6) % 5, []
+
+    def run(held):
+        hooks = pydist.autograd.graph.saved_tensors_hooks(lambda s: s.clone(), lambda s: s)
+        with hooks if held == "hook" else contextlib.nullcontext():
+            logits = (x @ w).view(6, 5)
+            loss = pydist.nn.functional.cross_entropy(logits, t)
+        at, values = logits.data_ptr(), logits.tolist()
+        logits.register_hook(lambda g: seen.append((g.data_ptr() == at, g.tolist())))
+        kept = HOLDERS[held](logits, loss)
+        del logits
+        loss.backward(retain_graph=held == "retain")
+        if held in ("logits", "detached", "numpy"):
+            assert kept.tolist() == values
+        if held == "retain":
+            loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+
+    run("nothing")
+    run(held)
+    over = {"nothing": [True], "loss": [True], "retain": [False, True]}.get(held, [False])
+    assert [place for place, _ in seen] == [True, *over]
+    assert all(g == seen[0][1] for _, g in seen)
+
+
+def test_the_gradient_of_logits_of_16_bits_is_written_over_them():
+    x, w = pydist.randn(6, 4), pydist.randn(4, 5).requires_grad_()
+    with pydist.autocast("cpu", dtype=pydist.bfloat16):
+        logits = x @ w
+        at, seen = logits.data_ptr(), []
+        logits.register_hook(lambda g: seen.append((g.data_ptr(), g.dtype)))
+        loss = pydist.nn.functional.cross_entropy(logits, pydist.arange(6) % 5)
+    assert logits.dtype == pydist.bfloat16 and loss.dtype == pydist.float32
+    del logits
+    loss.backward()
+    assert seen == [(at, pydist.bfloat16)]
