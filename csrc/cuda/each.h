@@ -159,7 +159,7 @@ template <class M> static void each(const M &map, const pd_loop *l, const size_t
     else launch(each_flat<M, 1>, blocks_for(o.n, 256, 1), 256, map, o);
 }
 
-/* each() for a map M<E, MIXED>: the result is of type E, and so are the operands unless they have types of their own. */
+/* each() for a map M<E, MIXED>: the result is of type E, and so are the operands unless they have their own types. */
 template <template <class, bool> class M, class E, class... A>
 static void each_mixed(const pd_loop *l, A... args) {
     size_t size[PD_MAX_OPERANDS] = {sizeof(E), sizeof(E), sizeof(E), sizeof(E)};
