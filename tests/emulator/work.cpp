@@ -101,9 +101,7 @@ static pd_work work_of(row_binary, pd_binary fn, pd_dtype t, double, const pd_lo
 #include "kernels/binary.def"
 #undef PD_BINARY
     };
-    double size[PD_MAX_OPERANDS] = {size_of(t)};
-    for (int k = 1; k < l->nop; k++) size[k] = size_of(pd_loop_dtype(l, k, t));
-    return each(kind(of[fn], t), l, size[0], size[1], size[2], size[3]);
+    return each(kind(of[fn], t), l, size_of(t));
 }
 static pd_work work_of(row_binary_grad, pd_binary fn, int, pd_dtype t, double a, const pd_loop *l) {
     pd_work w = work_of(row_binary(), fn, t, a, l);
