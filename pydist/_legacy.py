@@ -34,7 +34,7 @@ class _TypedTensor(type):
     """FloatTensor and the like: calls make tensors, isinstance checks the dtype."""
 
     def __call__(cls, *args, device=None):
-        return _made(cls.dtype, args, cls.device if device is None else device)
+        return _made(cls.dtype, args, device or cls.device or "cpu")
 
     def __instancecheck__(cls, obj):
         return isinstance(obj, Tensor) and obj.dtype is cls.dtype and (cls.device is None or _C.pretended_cuda() > 0)

@@ -1,9 +1,19 @@
 """PyTorch's settings that scripts set, and what they mean here."""
 
+from threading import local
+
 from pydist import _C
 
 _matmul_precision = "highest"
-_default_device = _C.device("cpu")
+
+
+class _Default(local):
+    """This thread's default device (None: the CPU), and those before it."""
+
+    device, before = None, ()
+
+
+_default = _Default()
 
 
 def set_float32_matmul_precision(precision):
@@ -40,16 +50,35 @@ def is_deterministic_algorithms_warn_only_enabled():
 
 
 def set_default_device(device):
-    """Sets the device of tensors that are made without a device: the CPU, None (the CPU), or a pretended GPU, which is
-    the CPU. Raises RuntimeError if there is no such device."""
-    global _default_device
-    _C.empty(0, device=device)
-    _default_device = _C.device("cpu" if device is None else device)
+    """Sets the device of tensors that this thread makes without a device; None: the CPU. `with device:` sets it for a
+    block. Raises RuntimeError if there is no such device.
+
+    >>> import pydist
+    >>> with pydist.device("cpu"):
+    ...     pydist.zeros(2).device
+    device(type='cpu')
+    """
+    _C._place_by_default(device)
+    _default.device = None if device is None else _C.device(device)
 
 
 def get_default_device():
-    """The device of tensors that are made without a device."""
-    return _default_device
+    """The device of tensors that this thread makes without a device."""
+    return _C.device("cpu") if _default.device is None else _default.device
+
+
+def _enter(device):
+    """For `with device:`: sets the default device."""
+    before = _default.device
+    set_default_device(device)
+    _default.before = (*_default.before, before)
+
+
+def _leave():
+    """For the end of `with device:`: sets the default device of before."""
+    *before, device = _default.before
+    _default.before = tuple(before)
+    set_default_device(device)
 
 
 def set_num_interop_threads(num):

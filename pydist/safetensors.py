@@ -175,7 +175,7 @@ def _tensor(data, dtype, shape, begin, end):
 
 def _over(data, dtype, shape, begin, end):
     if begin == end:
-        return _C.empty(shape, dtype=dtype)
+        return _C.empty(shape, dtype=dtype, device="cpu")
     if begin % dtype.itemsize:  # files of other writers need not be aligned
         data, begin, end = bytearray(data[begin:end]), 0, end - begin
     return _C.frombuffer(memoryview(data)[begin:end], dtype=dtype).reshape(shape).detach()

@@ -209,7 +209,7 @@ def _over(data, dtype, count=None):
         count = len(data) // item
     if not isinstance(count, int) or count < 0 or count * item > len(data):
         raise ValueError(f"a storage of {len(data)} bytes (expected {count} elements of {dtype})")
-    return _C.frombuffer(data, dtype=dtype, count=count) if count else _C.empty(0, dtype=dtype)
+    return _C.frombuffer(data, dtype=dtype, count=count) if count else _C.empty(0, dtype=dtype, device="cpu")
 
 
 class _Kind:

@@ -53,7 +53,7 @@ class Bench:
         from pydist.distributed import symmetric_memory
 
         count = size // 4
-        return symmetric_memory.empty(count, group=group) if shared else pydist.zeros(count)
+        return symmetric_memory.empty(count, group=group) if shared else pydist.zeros(count, device="cpu")
 
     def seconds(self, groups, size, shared=False, op="all_reduce"):
         """The time of a call on rank 0 in its best turn, by group. Other programs on the machine can only add to it."""

@@ -12,7 +12,7 @@ class DeviceMesh:
     """A grid of ranks. `mesh` is a tensor or nested lists of rank numbers. All ranks make it together."""
 
     def __init__(self, device_type, mesh, *, mesh_dim_names=None, groups=None):
-        mesh = as_tensor(mesh, dtype=int64)
+        mesh = as_tensor(mesh, dtype=int64, device="cpu")
         self.device_type, self.shape = device_type, tuple(mesh.shape)
         self.mesh_dim_names = None if mesh_dim_names is None else tuple(mesh_dim_names)
         self._ranks = mesh.flatten().tolist()
@@ -99,7 +99,9 @@ class DeviceMesh:
             ranks.append(self._at(whole))
         shape = [self.shape[dim] for dim in dims]
         groups = [self._groups[dim] for dim in dims]
-        return DeviceMesh(self.device_type, as_tensor(ranks).view(shape), mesh_dim_names=names, groups=groups)
+        return DeviceMesh(
+            self.device_type, as_tensor(ranks, device="cpu").view(shape), mesh_dim_names=names, groups=groups
+        )
 
     def __repr__(self):
         names = self.mesh_dim_names or range(self.ndim)
@@ -127,4 +129,4 @@ def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None, backend_ov
     names = mesh_dim_names
     if names is not None and (len(names) != len(shape) or len(set(names)) < len(names)):
         raise RuntimeError(f"init_device_mesh: mesh_dim_names {tuple(names)} (expected {len(shape)} different names)")
-    return DeviceMesh(device_type, arange(math.prod(shape)).view(shape), mesh_dim_names=names)
+    return DeviceMesh(device_type, arange(math.prod(shape), device="cpu").view(shape), mesh_dim_names=names)

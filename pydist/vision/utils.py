@@ -7,7 +7,7 @@ from pydist._grad_mode import no_grad
 
 
 def _clamped(tensor, low, high):
-    bounds = (pydist.tensor(float(value), dtype=tensor.dtype) for value in (low, high))
+    bounds = (pydist.tensor(float(value), dtype=tensor.dtype, device=tensor.device) for value in (low, high))
     return tensor.maximum(next(bounds)).minimum(next(bounds))
 
 
@@ -60,7 +60,12 @@ def make_grid(tensor, nrow=8, padding=2, normalize=False, value_range=None, scal
     columns = min(nrow, count)
     rows = math.ceil(count / columns)
     height, width = height + padding, width + padding
-    grid = pydist.full((channels, rows * height + padding, columns * width + padding), pad_value, dtype=images.dtype)
+    grid = pydist.full(
+        (channels, rows * height + padding, columns * width + padding),
+        pad_value,
+        dtype=images.dtype,
+        device=images.device,
+    )
     for i in range(count):
         top, left = i // columns * height + padding, i % columns * width + padding
         grid[:, top : top + height - padding, left : left + width - padding] = images[i]

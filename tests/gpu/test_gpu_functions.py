@@ -1,5 +1,7 @@
 """Functions that are written in Python over the engine's ops, on CUDA: the CPU's results and gradients, on the device."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -283,6 +285,41 @@ def test_functions_are_the_cpus(text):
 def test_other_mixes_are_refused(text):
     with pytest.raises(RuntimeError, match="same device"):
         run(text, "cuda")
+
+
+def test_default_device():
+    def made():
+        layer, table = pydist.nn.Linear(2, 2), pydist.models.llama.rotations(4, 3)
+        return [pydist.zeros(2), pydist.tensor([1, 2]), pydist.as_tensor([1.0]), pydist.asarray([1.0]), pydist.arange(3), pydist.rand(2),
+                pydist.randperm(3), pydist.full((), 2.0), pydist.linspace(0, 1, 3), pydist.eye(2), pydist.normal(0.0, 1.0, (2,)), layer.weight, *table]  # fmt: skip
+
+    def elsewhere():
+        found.extend(made())
+
+    found, host = [], pydist.ones(2)
+    try:
+        pydist.set_default_device("cuda")
+        assert pydist.get_default_device().type == "cuda" and all(t.is_cuda for t in made())
+        stays = [
+            pydist.ones_like(host),
+            host.new_zeros(2),
+            pydist.tensor(host),
+            pydist.from_numpy(np.ones(2)),
+            *pydist.utils.data.DataLoader([1.0, 2.0], 2),
+        ]
+        assert not any(t.is_cuda for t in [*stays, host.diag(), host.unique(), host.multinomial(1)])
+        with pydist.device("cpu"), pydist.device("cpu"):
+            assert not any(t.is_cuda for t in made())
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert found and not any(t.is_cuda for t in found)
+        assert all(t.is_cuda for t in made())
+    finally:
+        pydist.set_default_device(None)
+    with pydist.device("cuda:0"):
+        assert all(t.is_cuda for t in made())
+    assert not any(t.is_cuda for t in made()) and pydist.get_default_device() == pydist.device("cpu")
 
 
 DRAWS = """

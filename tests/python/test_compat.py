@@ -385,6 +385,12 @@ def test_more_settings(torch):
         pydist.set_default_device("cuda")
     pydist.set_default_device("cpu")
     assert pydist.get_default_device() == pydist.device("cpu") and pydist.get_num_interop_threads() == 1
+    for lib in (pydist, torch):
+        with lib.device("cpu") as d, lib.device("cpu"):
+            assert d == lib.zeros(1).device == lib.get_default_device()
+        with pytest.raises((RuntimeError, AssertionError)), lib.device("cuda"):  # torch: not compiled with CUDA
+            lib.zeros(1)
+        assert lib.zeros(1).device == lib.get_default_device() == lib.device("cpu")
     with pytest.raises(RuntimeError, match="positive"):
         pydist.set_num_interop_threads(0)
     for value in (3, "a", int):

@@ -208,6 +208,7 @@ THREAD_LOCALS = {
     "kernels/onednn/lib": {"starved"},  # why its last plan failed
     "mpi/mpi": {"reason"},
     "py/autograd/saved": {"hooks"},
+    "py/tensor/create": {"by_default"},  # the device that the thread has set
     "py/raise": {"caught"},
     "tensor/shape": {"texts", "turn"},  # of error messages
     "tensor/storage": {"pd_inference_mode"},

@@ -17,6 +17,9 @@ typedef struct {
     const char *op;
 } chosen; /* device, out NULL: not given */
 
+/* The device of what this thread makes without one; NULL: the CPU. */
+static _Thread_local const pd_device *by_default;
+
 /* Reads the keywords that these functions share; an unknown one is an error. */
 static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c, int64_t dtype) {
     static const char *const names[] = {"dtype",  "device", "requires_grad", "generator",    "pin_memory",
@@ -79,7 +82,8 @@ static PyObject *finish(pd_tensor *t, const chosen *c) {
 /* *out [new]: a tensor on the device that was asked for, which stays the current one until `filled`. */
 static bool made_there(const chosen *c, int ndim, const int64_t *size, const int64_t *stride, pd_tensor **out,
                        const pd_device **was) {
-    if (!pd_py_at(c->device ? c->device : &pd_device_cpu, was)) return false;
+    const pd_device *d = c->device ? c->device : by_default ? by_default : &pd_device_cpu;
+    if (!pd_py_at(d, was)) return false;
     pd_status status = pd_tensor_new(c->op, (pd_dtype)c->dtype, ndim, size, out);
     if (!status && stride) memcpy((*out)->stride, stride, sizeof *stride * (size_t)ndim);
     if (!status) return true;
@@ -191,6 +195,7 @@ PyObject *pd_py_new_tensor(const char *op, PyObject *args, PyObject *kwargs, int
         return PyErr_Format(PyExc_TypeError, "%s: the number of arguments is wrong (expected one, data)", op);
     if (!read_options(op, kwargs, &o, &c, dtype)) return NULL;
     if (!c.device) c.device = device;
+    if (!c.device && !pd_py_is_tensor(PyTuple_GET_ITEM(args, 0))) c.device = by_default;
     pd_tensor *t = pd_py_from_data(op, PyTuple_GET_ITEM(args, 0), c.dtype, PD_PY_COPY_ALWAYS);
     return t ? finish(t, &c) : NULL;
 }
@@ -207,6 +212,7 @@ F(as_tensor) {
     if (pd_py_is_tensor(data) && (c.dtype == PD_NO_DTYPE || c.dtype == pd_py_tensor(data)->dtype) &&
         (!c.device || c.device == pd_py_tensor(data)->storage->device))
         return Py_NewRef(data);
+    if (!c.device && !pd_py_is_tensor(data)) c.device = by_default;
     pd_tensor *t = pd_py_from_data("as_tensor", data, c.dtype, PD_PY_COPY_IF_NEEDED);
     return t ? finish(t, &c) : NULL;
 }
@@ -218,7 +224,8 @@ static PyObject *f_asarray(PyObject *module, PyObject *const *args, Py_ssize_t n
     (void)module;
     if (n != 5) return PyErr_Format(PyExc_TypeError, "_asarray: got %zd arguments (expected 5)", n);
     if (!pd_py_dtype(args[1], "asarray", "dtype", &c.dtype)) return NULL;
-    if (args[2] != Py_None && !(c.device = pd_py_device(args[2], "asarray"))) return NULL;
+    c.device = args[2] == Py_None ? by_default : pd_py_device(args[2], "asarray");
+    if (!c.device && args[2] != Py_None) return NULL;
     if (args[3] != Py_None) {
         int must = PyObject_IsTrue(args[3]);
         if (must < 0) return NULL;
@@ -347,6 +354,14 @@ F(randperm) {
     return filled(t, &c, was);
 }
 
+static PyObject *f_place_by_default(PyObject *module, PyObject *device) {
+    const pd_device *d = pd_py_device(device, "set_default_device");
+    (void)module;
+    if (!d) return NULL;
+    by_default = d;
+    Py_RETURN_NONE;
+}
+
 static PyObject *f_set_default_dtype(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"d", NULL};
     int64_t dtype;
@@ -439,6 +454,7 @@ static PyMethodDef functions[] = {
         "as_tensor(data, *, dtype=None, device=None)\n\nThe data as a tensor. Shares the memory of a tensor, an array "
         "or another buffer that has this dtype and device,\nand copies otherwise, like tensor()."),
     {"_asarray", (PyCFunction)(void (*)(void))f_asarray, METH_FASTCALL, NULL},
+    {"_place_by_default", f_place_by_default, METH_O, NULL},
     KW(empty, "empty(*sizes, size=None, out=None, " OPTIONS ", memory_format=None)\n\nUninitialised."),
     KW(zeros, "zeros(*sizes, size=None, out=None, " OPTIONS ")\n\nFilled with 0."),
     KW(ones, "ones(*sizes, size=None, out=None, " OPTIONS ")\n\nFilled with 1."),

@@ -233,6 +233,21 @@ static PyObject *device_reduce(PyObject *self, PyObject *unused) {
     (void)unused;
     return Py_BuildValue("O(N)", Py_TYPE(self), device_str(self));
 }
+static PyObject *device_enter(PyObject *self, PyObject *unused) {
+    (void)unused;
+    PyObject *settings = PyImport_ImportModule("pydist._settings");
+    PyObject *done = settings ? PyObject_CallMethod(settings, "_enter", "O", self) : NULL;
+    Py_XDECREF(settings);
+    Py_XDECREF(done);
+    return done ? Py_NewRef(self) : NULL;
+}
+static PyObject *device_exit(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    PyObject *settings = PyImport_ImportModule("pydist._settings");
+    PyObject *done = settings ? PyObject_CallMethod(settings, "_leave", NULL) : NULL;
+    Py_XDECREF(settings);
+    return done;
+}
 static Py_hash_t device_hash(PyObject *self) { return ((device *)self)->kind * 131 + ((device *)self)->index + 2; }
 static PyObject *device_compare(PyObject *a, PyObject *b, int op) {
     if (Py_TYPE(b) != Py_TYPE(a) || (op != Py_EQ && op != Py_NE)) Py_RETURN_NOTIMPLEMENTED;
@@ -262,7 +277,10 @@ static PyMethodDef device_functions[] = {
 static PyGetSetDef device_getset[] = {{"type", device_type, NULL, "'cpu', 'cuda', ...", NULL},
                                       {"index", device_index, NULL, "The index, or None if none was given.", NULL},
                                       {0}};
-static PyMethodDef device_methods[] = {{"__reduce__", device_reduce, METH_NOARGS, NULL}, {0}};
+static PyMethodDef device_methods[] = {{"__reduce__", device_reduce, METH_NOARGS, NULL},
+                                       {"__enter__", device_enter, METH_NOARGS, NULL},
+                                       {"__exit__", device_exit, METH_VARARGS, NULL},
+                                       {0}};
 static PyType_Slot device_slots[] = {
     {Py_tp_new, device_new},
     {Py_tp_repr, device_repr},
@@ -274,7 +292,8 @@ static PyType_Slot device_slots[] = {
     {Py_tp_richcompare, device_compare},
     {Py_tp_doc,
      "device(type, index=None, *, device=None)\n\nThe name of a device that holds tensors: device('cpu'), "
-     "device('cuda:0'). An op raises where the device does not exist."},
+     "device('cuda:0'). An op raises where the device does not exist. `with device:` makes it the default for a "
+     "block."},
     {0}};
 static PyType_Spec device_spec = {
     .name = "pydist._C.device", .basicsize = sizeof(device), .slots = device_slots, .flags = Py_TPFLAGS_DEFAULT};

@@ -54,8 +54,8 @@ class Joinable(ABC):
 
 def _who_is_active(group, active):
     """The ranks that still have data. Costs an all_gather of 8 bytes."""
-    everybody = pydist.empty(group.size, dtype=pydist.int64)
-    group.all_gather(everybody, pydist.tensor([int(active)]))
+    everybody = pydist.empty(group.size, dtype=pydist.int64, device="cpu")
+    group.all_gather(everybody, pydist.tensor([int(active)], device="cpu"))
     return [rank for rank, flag in enumerate(everybody.tolist()) if flag]
 
 

@@ -64,7 +64,7 @@ def _long(draw):
 def seed(generator=None):
     """An integer from 0 to 2**62 - 1, or PyTorch's `empty((), dtype=int64).random_(generator=generator)`."""
     if not is_asked():
-        return _C.randint(0, 1 << 62, (), generator=generator).item()
+        return _C.randint(0, 1 << 62, (), generator=generator, device="cpu").item()
     with _Words(generator) as draw:
         return _long(draw) % (1 << 63)
 
@@ -85,7 +85,7 @@ def pieces(count):
 def permutation(size, generator=None):
     """The numbers below `size` in random order. PyTorch's is a Fisher-Yates shuffle from the front."""
     if not is_asked():
-        return _C.randperm(size, generator=generator).tolist()
+        return _C.randperm(size, generator=generator, device="cpu").tolist()
     order = list(range(size))
     with _Words(generator) as draw:
         for i in range(size - 1):
@@ -97,7 +97,7 @@ def permutation(size, generator=None):
 def integers(high, count, generator=None):
     """`count` integers below `high`."""
     if not is_asked():
-        return _C.randint(0, high, (count,), generator=generator).tolist()
+        return _C.randint(0, high, (count,), generator=generator, device="cpu").tolist()
     with _Words(generator) as draw:
         return [(draw() if high < 1 << 32 else _long(draw)) % high for _ in range(count)]
 
@@ -105,6 +105,6 @@ def integers(high, count, generator=None):
 def uniform(count, generator=None):
     """`count` numbers in [0, 1) with 53 bits."""
     if not is_asked():
-        return _C.rand(count, dtype=_C.float64, generator=generator).tolist()
+        return _C.rand(count, dtype=_C.float64, generator=generator, device="cpu").tolist()
     with _Words(generator) as draw:
         return [(_long(draw) & (1 << 53) - 1) * 2.0**-53 for _ in range(count)]

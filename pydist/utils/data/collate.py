@@ -20,7 +20,7 @@ def default_convert(data):
     if isinstance(data, _C.Tensor):
         return data
     if _is_numpy(data):
-        return data if data.dtype.kind in "SU" else _C.as_tensor(data)
+        return data if data.dtype.kind in "SU" else _C.as_tensor(data, device="cpu")
     if isinstance(data, Mapping):
         return {key: default_convert(value) for key, value in data.items()}
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
@@ -42,11 +42,11 @@ def default_collate(batch):
     if isinstance(first, _C.Tensor):
         return _C.stack(batch)
     if _is_numpy(first) and first.dtype.kind not in "SUO":
-        return _C.stack([_C.as_tensor(item) for item in batch])
+        return _C.stack([_C.as_tensor(item, device="cpu") for item in batch])
     if isinstance(first, (bool, int)):
-        return _C.tensor(batch)
+        return _C.tensor(batch, device="cpu")
     if isinstance(first, float):
-        return _C.tensor(batch, dtype=_C.float64)
+        return _C.tensor(batch, dtype=_C.float64, device="cpu")
     if isinstance(first, (str, bytes)):
         return batch
     if isinstance(first, Mapping):

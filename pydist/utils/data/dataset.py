@@ -126,7 +126,7 @@ class TensorDataset(Dataset):
 
     def rows(self, indices):
         """The batch that default_collate would make of these items, with one index operation per tensor."""
-        index = _C.tensor(indices, dtype=_C.int64)
+        index = _C.tensor(indices, dtype=_C.int64, device="cpu")
         return [tensor[index] for tensor in self.tensors]
 
 

@@ -196,7 +196,9 @@ def to_pil_image(pic, mode=None):
 
 def _bound(dtype):
     """The largest value of a channel of this dtype."""
-    return 1.0 if dtype.is_floating_point else _arrays.bound_of(pydist.empty(0, dtype=dtype).numpy().dtype)
+    return (
+        1.0 if dtype.is_floating_point else _arrays.bound_of(pydist.empty(0, dtype=dtype, device="cpu").numpy().dtype)
+    )
 
 
 def convert_image_dtype(image, dtype=pydist.float32):

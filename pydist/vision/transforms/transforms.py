@@ -752,7 +752,10 @@ class RandomErasing(_Sometimes):
             aspect = math.exp(_uniform(*logs))
             h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if h < height and w < width:
-                values = pydist.randn(channels, h, w) if value is None else pydist.tensor(value).view(-1, 1, 1)
+                if value is None:
+                    values = pydist.randn(channels, h, w, device=img.device)
+                else:
+                    values = pydist.tensor(value, device=img.device).view(-1, 1, 1)
                 return _below(height - h + 1), _below(width - w + 1), h, w, values
         return 0, 0, height, width, img
 

@@ -114,7 +114,7 @@ def _compress(state, bucket, matrices, plain, tensors):
     ranks = [min(*m.shape, rank) for m in matrices]
     for name, matrix, r in zip(key, matrices, ranks):
         if name not in state.q_memory_dict or not state.warm_start:
-            drawn = pydist.randn(matrix.shape[1], r, generator=state.rng, dtype=matrix.dtype)
+            drawn = pydist.randn(matrix.shape[1], r, generator=state.rng, dtype=matrix.dtype, device="cpu")
             state.q_memory_dict[name] = drawn.to(matrix.device)
         _orthonormal(state.q_memory_dict[name], state.orthogonalization_epsilon)
     together = pydist.cat([t.reshape(-1) for t in plain]).div_(group.size) if plain else None
