@@ -844,13 +844,15 @@ def test_ctrl_c_in_a_wait():
         def handler(*_):
             raise KeyboardInterrupt
         signal.signal(signal.SIGUSR2 if rank else signal.SIGINT, handler)
-        print("ready", flush=True)
         if rank == 1:
             try:
+                print("ready", flush=True)
                 time.sleep(60)
             except KeyboardInterrupt:  # when rank 0 was interrupted
                 pass
         try:
+            if rank == 0:
+                print("ready", flush=True)
             group.all_reduce(np.zeros(4))
         except KeyboardInterrupt:
             print("interrupted", flush=True)
