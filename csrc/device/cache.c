@@ -12,7 +12,7 @@
 #define MIB ((size_t)1 << 20)
 #define GRAIN ((size_t)512)
 enum {
-    BINS = 4 * 48,
+    BINS = 4 * 48, /* blocks have less than 2^48 bytes */
     BUCKETS = 4096,
     LOOK = 16 /* how many blocks of a bin, which may be too small, are looked at before a larger bin is used */
 };
@@ -317,7 +317,7 @@ static pd_status alloc(pd_cache *c, void *stream, size_t bytes, void **out) {
 pd_status pd_cache_alloc(pd_cache *c, void *stream, size_t bytes, void **out) {
     size_t size = bytes ? (bytes + GRAIN - 1) / GRAIN * GRAIN : GRAIN;
     pthread_mutex_lock(&c->lock);
-    pd_status status = alloc(c, stream, size, out);
+    pd_status status = bytes >> BINS / 4 ? out_of_memory(c, bytes) : alloc(c, stream, size, out);
     pthread_mutex_unlock(&c->lock);
     return status;
 }
