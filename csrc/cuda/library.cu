@@ -70,6 +70,20 @@ static int properties(int device, pd_cuda_properties *out) {
     return 0;
 }
 
+static void versions(int *driver, int *own) {
+    if (cudaDriverGetVersion(driver)) *driver = 0;
+    cudaRuntimeGetVersion(own);
+}
+static __global__ void any_kernel() {}
+static int fits(bool *out) {
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, (const void *)any_kernel);
+    *out = !error;
+    if (error != cudaErrorNoKernelImageForDevice && error != cudaErrorInvalidDeviceFunction) return error;
+    cudaGetLastError(); /* forgets it */
+    return 0;
+}
+
 static int use(int device, void *stream) {
     pd_cuda_stream_now = (cudaStream_t)stream;
     return cudaSetDevice(device);
@@ -147,7 +161,8 @@ static void mark(const char *) {}
 #endif
 extern "C" __attribute__((visibility("default"))) const pd_cuda_library pd_cuda_library_of_pydist;
 const pd_cuda_library pd_cuda_library_of_pydist = {
-    PD_CUDA_LAYOUT, PD_CUDA_BUILT, &table, start, text, count, properties, use, at, failed, bad_index, wait, memory, take, give, pin, unpin, copy,
-    stream_new, stream_wait, stream_done, stream_after, event_new, event_free, event_record, event_wait, event_done, event_between,
+    PD_CUDA_LAYOUT, PD_CUDA_BUILT, &table, start, text, count, properties, versions, fits, use, at, failed, bad_index, wait, memory, take, give,
+    pin, unpin, copy, stream_new, stream_wait, stream_done, stream_after, event_new, event_free, event_record, event_wait, event_done,
+    event_between,
     capture_begin, capture_end, capturing, graph_launch, graph_free, range_push, range_pop, mark,
 };

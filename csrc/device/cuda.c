@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -31,6 +32,7 @@ static struct {
     size_t bytes;
     char why[512];
     bool forked;
+    atomic_bool tried[PD_CUDA_DEVICES]; /* whether the library has kernels for the device */
     pd_device devices[PD_CUDA_DEVICES];
     char names[PD_CUDA_DEVICES][20];
     pd_cache *caches[PD_CUDA_DEVICES];
@@ -112,6 +114,19 @@ static void library_path(char *to, size_t size) {
     snprintf(to, size, "%.*s%s", folder, folder ? info.dli_fname : "", *given ? given : "_cuda.so");
 }
 
+/* Why CUDA has no devices. */
+static void say_why(int error) {
+    int driver = 0, own = 0;
+    cuda.lib->versions(&driver, &own);
+    if (driver >= own) snprintf(cuda.why, sizeof cuda.why, "CUDA: %s", cuda.lib->text(error));
+    else if (!driver) snprintf(cuda.why, sizeof cuda.why, "CUDA: there is no driver");
+    else
+        snprintf(cuda.why, sizeof cuda.why,
+                 "CUDA: the driver is too old: it serves CUDA %d.%d (expected %d.%d, of which this pydist is built, or "
+                 "newer)",
+                 driver / 1000, driver % 1000 / 10, own / 1000, own % 1000 / 10);
+}
+
 static void open_library(void) {
     static const pd_cuda_host host = {room, refuse};
     char path[4096];
@@ -125,7 +140,7 @@ static void open_library(void) {
     int error = lib->count(&cuda.count);
     if (error) {
         cuda.count = 0;
-        snprintf(cuda.why, sizeof cuda.why, "CUDA: %s", lib->text(error));
+        say_why(error);
     } else if (!cuda.count)
         snprintf(cuda.why, sizeof cuda.why, "CUDA: there is no device");
     if (!cuda.count) return;
@@ -169,6 +184,23 @@ pd_status pd_cuda_result(const char *op, int error) {
 
 /* ---- a device ---------------------------------------------------------------------------------------------------- */
 
+/* Fails if the library was built without this kind of device. The device is the runtime's current one. */
+static pd_status try_kernels(const pd_device *d) {
+    bool fits;
+    pd_cuda_properties p;
+    if (atomic_load_explicit(&cuda.tried[d->index], memory_order_relaxed)) return PD_OK;
+    PD_TRY(pd_cuda_result(d->name, cuda.lib->fits(&fits)));
+    if (!fits) {
+        PD_TRY(pd_cuda_result(d->name, cuda.lib->properties(d->index, &p)));
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: this pydist has no kernels for %s, sm_%d%d: it was built of %s (expected a build with "
+                       "CUDA_ARCH=%d%d)",
+                       d->name, p.name, p.major, p.minor, cuda.lib->built, p.major, p.minor);
+    }
+    atomic_store_explicit(&cuda.tried[d->index], true, memory_order_relaxed);
+    return PD_OK;
+}
+
 static pd_status enter(const pd_device *d) {
     here.entered++;
     void *stream = here.streams[d->index];
@@ -177,6 +209,7 @@ static pd_status enter(const pd_device *d) {
         return pd_fail(PD_E_RUNTIME, "%s: CUDA cannot be used in a forked process (expected the start method 'spawn')",
                        d->name);
     PD_TRY(pd_cuda_result(d->name, cuda.lib->use(d->index, stream)));
+    PD_TRY(try_kernels(d));
     here.used = d->index + 1;
     here.used_stream = stream;
     return PD_OK;
@@ -231,17 +264,16 @@ static int copy_in(void *stream, void *to, const void *from, size_t bytes, pd_co
     return error;
 }
 
-static pd_status copy(const pd_device *d, pd_transfer way, void *to, const void *from, size_t bytes,
+static pd_status copy(const pd_device *d, const char *op, pd_transfer way, void *to, const void *from, size_t bytes,
                       pd_copy_wait wait) {
-    static const char *const names[] = {"copy to the device", "copy to the host", "copy on the device"};
     PD_TRY(enter(d));
     if (way != PD_WITHIN && pd_cuda_capturing(d))
         return pd_fail(PD_E_RUNTIME,
-                       "%s: a CUDA graph is being captured, whose replays cannot copy to or from the host (expected "
-                       "tensors that are on the device already)",
-                       names[way]);
+                       "%s: copy to the %s: a CUDA graph is being captured, whose replays cannot copy to or from the "
+                       "host (expected tensors that are on the device already)",
+                       op, way == PD_TO_HOST ? "host" : "device");
     int error = copy_in(here.streams[d->index], to, from, bytes, wait);
-    return error || !wait ? pd_cuda_result(names[way], error) : complaint();
+    return error || !wait ? pd_cuda_result(op, error) : complaint();
 }
 
 pd_status pd_cuda_device(const char *op, int index, const pd_device **out) {

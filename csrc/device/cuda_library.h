@@ -29,6 +29,8 @@ typedef struct pd_cuda_library {
     const char *(*text)(int error);
     int (*count)(int *devices);
     int (*properties)(int device, pd_cuda_properties *out);
+    void (*versions)(int *driver, int *own); /* of CUDA, 13010 for 13.1; driver 0: there is none */
+    int (*fits)(bool *out);                  /* whether the library has kernels for the current device */
     int (*use)(int device, void *stream); /* for this thread, from now on */
     int (*at)(int device, int *was);      /* sets the device alone; the caller sets it back to *was in the same way */
     int (*failed)(void);                  /* returns and clears the error of the launches so far */

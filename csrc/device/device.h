@@ -27,9 +27,9 @@ typedef struct pd_device {
                        const char *op); /* the errors of the launches since, as far as they are known */
     pd_status (*scratch)(const struct pd_device *d, size_t bytes, const char *op,
                          void **out); /* like pd_scratch, for the launches that follow */
-    /* Copies bytes between d and the host or within d, in the order of the launches. */
-    pd_status (*copy)(const struct pd_device *d, pd_transfer way, void *to, const void *from, size_t bytes,
-                      pd_copy_wait wait);
+    /* Copies bytes between d and the host or within d, in the order of the launches. op: for errors. */
+    pd_status (*copy)(const struct pd_device *d, const char *op, pd_transfer way, void *to, const void *from,
+                      size_t bytes, pd_copy_wait wait);
 } pd_device;
 
 extern const pd_device pd_device_cpu;

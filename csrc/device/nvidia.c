@@ -56,17 +56,24 @@ pd_status pd_nvidia_open(const pd_nvidia *what, const char *given, const pd_dl_s
 
 /* ---- servers ----------------------------------------------------------------------------------------------------- */
 
+/* Notes the version. Other major versions may declare the same names differently. */
+static bool has_our_major(pd_nvidia_server *s) {
+    size_t v = (*s->get_version)();
+    snprintf(s->version, sizeof s->version, "%zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+    if (v / 10000 == (size_t)s->library.major) return true;
+    (void)pd_fail(PD_E_RUNTIME, "%s: the library is of version %s (expected %d); pip install %s", s->library.name,
+                  s->version, s->library.major, s->library.wheel);
+    return false;
+}
+
 bool pd_nvidia_ready(pd_nvidia_server *s, const char *given) {
     static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
     if (atomic_load_explicit(&s->tried, memory_order_acquire)) return s->opened;
     pthread_mutex_lock(&opening);
     if (!s->tried) {
         void *handle;
-        s->opened = pd_nvidia_open(&s->library, given, s->symbols, &handle) == PD_OK;
-        if (s->opened) {
-            size_t v = (*s->get_version)();
-            snprintf(s->version, sizeof s->version, "%zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
-        } else snprintf(s->why, sizeof s->why, "%s", pd_error_get()->text);
+        s->opened = pd_nvidia_open(&s->library, given, s->symbols, &handle) == PD_OK && has_our_major(s);
+        if (!s->opened) snprintf(s->why, sizeof s->why, "%s", pd_error_get()->text);
         atomic_store_explicit(&s->tried, true, memory_order_release);
     }
     pthread_mutex_unlock(&opening);

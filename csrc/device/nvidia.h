@@ -16,6 +16,7 @@ typedef struct pd_nvidia {
     const char *soname;   /* "libcublasLt.so.13" */
     const char *folder;   /* of the wheel, below nvidia/: "cu13/lib" */
     const char *wheel;    /* what to install: "nvidia-cublas" */
+    int major;            /* the version that soname stands for */
 } pd_nvidia;
 
 /* Sets the folders of wheels, such as .../site-packages/nvidia. They are copied. */

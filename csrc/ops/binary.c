@@ -64,7 +64,7 @@ static pd_status infer_divisor(pd_call *c) {
     if (pd_dtype_is_float(computed(c)) || c->out[0]->numel == 0) return PD_OK;
     if (y) {
         PD_TRY(pd_call1(PD_OP_all, y, &over, &all));
-        pd_status status = pd_item(all, PD_WAIT, &nonzero);
+        pd_status status = pd_item(c->def->name, all, PD_WAIT, &nonzero);
         pd_tensor_release(all);
         PD_TRY(status);
     }

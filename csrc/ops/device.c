@@ -39,7 +39,7 @@ static pd_status kernel(const pd_call *c) {
     if (from->copy && to->copy && !wait) wait = PD_WAIT; /* another device may read it next */
     const pd_device *d = from->copy ? from : to;
     const pd_storage *host = from->copy ? o->storage : x->storage;
-    pd_status status = d->copy(d,
+    pd_status status = d->copy(d, "to",
                                !from->copy ? PD_TO_DEVICE
                                : !to->copy ? PD_TO_HOST
                                            : PD_WITHIN,

@@ -58,13 +58,13 @@ pd_status pd_scalar_fits(const char *op, const pd_scalar *s, pd_dtype t) {
                    op, d, pd_dtype_name(t));
 }
 
-pd_status pd_item(const pd_tensor *t, pd_copy_wait wait, pd_scalar *out) {
+pd_status pd_item(const char *op, const pd_tensor *t, pd_copy_wait wait, pd_scalar *out) {
     const pd_device *d = t->storage->device;
     const void *p = pd_tensor_data(t);
     char near[16];
     *out = (pd_scalar){.cat = pd_dtype_category((pd_dtype)t->dtype)};
     if (d->copy) {
-        PD_TRY(d->copy(d, PD_TO_HOST, near, p, pd_dtype_size((pd_dtype)t->dtype), wait));
+        PD_TRY(d->copy(d, op, PD_TO_HOST, near, p, pd_dtype_size((pd_dtype)t->dtype), wait));
         p = near;
     }
     switch ((pd_dtype)t->dtype) {

@@ -226,7 +226,8 @@ static void fused_fast(pd_vjp *v) {
     if (v->status) return;
     bool half = a->dtype != PD_NO_DTYPE && in[X]->dtype != PD_F64 ? a->dtype == PD_F16 : in[X]->dtype == PD_F16;
     pd_tensor *by = factor_of(v, half && a->loss.reduction == PD_LOSS_MEAN, in[X], in[W], in[TARGET], in[WEIGHT]);
-    if (!v->status && !pd_device_here->kernels) v->status = pd_item(by, PD_WAIT, &factor); /* often 1 */
+    if (!v->status && !pd_device_here->kernels) /* often 1 */
+        v->status = pd_item("linear_cross_entropy", by, PD_WAIT, &factor);
     if (v->status) return;
     for (int k = GX; k <= GB; k++) {
         if (!pd_vjp_needs(v, of[k])) continue;

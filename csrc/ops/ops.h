@@ -35,8 +35,8 @@ pd_status pd_move(pd_tensor *t, const pd_device *to, pd_copy_wait wait, pd_tenso
 /* [new] a copy in pinned memory (device/pinned.h); t itself, retained, if it is there. Without autograd. */
 pd_status pd_pin(pd_tensor *t, pd_tensor **out);
 bool pd_is_pinned(const pd_tensor *t);
-/* The only element of t as a double or an exact integer. Waits for t's device: not PD_NO_WAIT. */
-pd_status pd_item(const pd_tensor *t, pd_copy_wait wait, pd_scalar *out);
+/* The only element of t as a double or an exact integer. Waits for t's device: not PD_NO_WAIT. op: for errors. */
+pd_status pd_item(const char *op, const pd_tensor *t, pd_copy_wait wait, pd_scalar *out);
 /* Fills t, which must be on the op's device. */
 void pd_fill(pd_tensor *t, const pd_scalar *s);
 /* [new] a 0-d tensor of that value on the op's device. */

@@ -149,8 +149,8 @@ static pd_status check_probabilities(const char *what, pd_tensor *x) {
     pd_scalar hi = {0}, lo = {0};
     if (!x->numel) return PD_OK;
     pd_tensor *most = pd_x_call1(&v, PD_OP_amax, x, &all), *least = pd_x_call1(&v, PD_OP_amin, x, &all), *none;
-    if (most && least) v.status = pd_item(most, PD_WAIT, &hi);
-    if (most && least && !v.status) v.status = pd_item(least, PD_WAIT, &lo);
+    if (most && least) v.status = pd_item("binary_cross_entropy", most, PD_WAIT, &hi);
+    if (most && least && !v.status) v.status = pd_item("binary_cross_entropy", least, PD_WAIT, &lo);
     PD_TRY(pd_x_end(&v, NULL, &none));
     if (pd_dtype_category((pd_dtype)x->dtype) < PD_CAT_FLOAT) lo.d = (double)lo.i, hi.d = (double)hi.i;
     if (lo.d >= 0 && hi.d <= 1) return PD_OK;

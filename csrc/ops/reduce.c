@@ -211,7 +211,7 @@ static void prod_gradient(pd_vjp *v, bool again) {
     pd_scalar nonzero = {0};
     pd_tensor *any = pd_x_call1(v, PD_OP_all, x, &all);
     if (!any) return;
-    if ((v->status = pd_item(any, PD_WAIT, &nonzero))) return;
+    if ((v->status = pd_item("prod", any, PD_WAIT, &nonzero))) return;
     if (nonzero.i) {
         pd_vjp_set(v, 0, pd_x2(v, PD_OP_div, pd_x2(v, PD_OP_mul, g, pd_val_of(keep_dims(v, y))), pd_val_of(x)).t);
         return;

@@ -148,7 +148,7 @@ static pd_status kernel(const pd_call *c) {
     const pd_device *d = pd_device_here;
     if (d->copy) PD_TRY(pd_scratch(table_bytes(&s), "resample", &made));
     fill_tables(c->attrs, &s, made, (double *)made + s.to * s.taps);
-    if (d->copy) PD_TRY(d->copy(d, PD_TO_DEVICE, index, made, table_bytes(&s), PD_NO_WAIT));
+    if (d->copy) PD_TRY(d->copy(d, "resample", PD_TO_DEVICE, index, made, table_bytes(&s), PD_NO_WAIT));
     s.index = index, s.weight = weight;
     pd_tensor *x = c->in[0], *y = c->out[0];
     pd_dtype t = (pd_dtype)x->dtype;

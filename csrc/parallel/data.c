@@ -91,13 +91,15 @@ static pd_status write_flags(pd_reducer *r) {
         pd_scalar_store(&v, t, r->flags + (size_t)i * pd_dtype_size(t));
     }
     if (on_host(r)) return PD_OK;
-    return r->device->copy(r->device, PD_TO_DEVICE, pd_flat_tail(&r->flat), r->flags, flag_bytes(r), PD_NO_WAIT);
+    return r->device->copy(r->device, "DistributedDataParallel", PD_TO_DEVICE, pd_flat_tail(&r->flat), r->flags,
+                           flag_bytes(r), PD_NO_WAIT);
 }
 
 /* Reads the flags of all ranks. Waits for a GPU only if, by this rank's own flags, not all parameters were used. */
 static pd_status read_flags(pd_reducer *r) {
     if (on_host(r) || pd_ready_all_came(&r->ready)) return PD_OK;
-    return r->device->copy(r->device, PD_TO_HOST, r->flags, pd_flat_tail(&r->flat), flag_bytes(r), PD_WAIT);
+    return r->device->copy(r->device, "DistributedDataParallel", PD_TO_HOST, r->flags, pd_flat_tail(&r->flat),
+                           flag_bytes(r), PD_WAIT);
 }
 
 static bool used_somewhere(const pd_reducer *r, int param) {

@@ -28,7 +28,9 @@ struct dim3 { unsigned x, y, z; };
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 typedef enum cudaError_t {
-    cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorInvalidDevice = 101, cudaErrorInvalidResourceHandle = 400, cudaErrorNotReady = 600,
+    cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorInsufficientDriver = 35, cudaErrorInvalidDeviceFunction = 98,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorNoKernelImageForDevice = 209, cudaErrorInvalidResourceHandle = 400, cudaErrorNotReady = 600,
     cudaErrorStreamCaptureUnsupported = 900, cudaErrorStreamCaptureInvalidated, cudaErrorStreamCaptureMerge, cudaErrorStreamCaptureUnmatched,
     cudaErrorStreamCaptureUnjoined, cudaErrorStreamCaptureIsolation, cudaErrorCapturedEvent = 907, cudaErrorUnknown = 999,
 } cudaError_t;
@@ -45,6 +47,10 @@ struct cudaDeviceProp {
 };
 
 const char *cudaGetErrorString(cudaError_t error);
+cudaError_t cudaDriverGetVersion(int *out);
+cudaError_t cudaRuntimeGetVersion(int *out);
+struct cudaFuncAttributes {};
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *out, const void *kernel);
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device);
 cudaError_t cudaSetDevice(int device);

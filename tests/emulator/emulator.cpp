@@ -284,9 +284,22 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
 
 /* ---- devices, streams, events ---- */
 
+/* EMULATED_DRIVER: the driver's CUDA (12040; 0: no driver); EMULATED_UNBUILT=1: no kernels are built for the devices. */
+static int set_to(const char *name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
+cudaError_t cudaDriverGetVersion(int *out) {
+    *out = set_to("EMULATED_DRIVER", 13000);
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int *out) {
+    *out = 13000;
+    return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, const void *) {
+    return set_to("EMULATED_UNBUILT", 0) ? is(cudaErrorNoKernelImageForDevice) : cudaSuccess;
+}
 cudaError_t cudaGetDeviceCount(int *count) {
     *count = DEVICES;
-    return cudaSuccess;
+    return set_to("EMULATED_DRIVER", 13000) < 13000 ? is(cudaErrorInsufficientDriver) : cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int) {
     *out = cudaDeviceProp{};

@@ -73,7 +73,8 @@ __attribute__((visibility("default"))) int pd_lt_proposals, pd_lt_living, pd_lt_
 
 static kind lt_kind(int type) { return type == LT_R_32F ? K_F32 : type == LT_R_64F ? K_F64 : type == LT_R_16F ? K_F16 : type == LT_R_16BF ? K_BF16 : K_NONE; }
 
-EXPORT size_t cublasLtGetVersion() { return 130100; }
+/* EMULATED_LT: another version */
+EXPORT size_t cublasLtGetVersion() { return getenv("EMULATED_LT") ? atol(getenv("EMULATED_LT")) : 130100; }
 EXPORT int cublasLtCreate(void **handle) {
     *handle = malloc(1);
     return OK;

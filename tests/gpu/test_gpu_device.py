@@ -1,6 +1,9 @@
 """Tensors on CUDA's devices: moving, mixing, memory, errors, streams and events."""
 
 import gc
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -132,7 +135,10 @@ def test_out_of_memory_can_be_caught():
         cuda.OutOfMemoryError, match="out of memory on cuda:0: tried to allocate .* bytes; tensors hold"
     ):
         pydist.empty(total, dtype=pydist.float64, device="cuda")
-    assert cuda.memory_stats()["num_ooms"] == failures + 1
+    for huge in (1 << 48, 1 << 50, (1 << 59) - 1):  # beyond any bin of the cache
+        with pytest.raises(cuda.OutOfMemoryError, match=f"tried to allocate {huge} bytes"):
+            pydist.empty(huge, dtype=pydist.uint8, device="cuda")
+    assert cuda.memory_stats()["num_ooms"] == failures + 4
     held = []
     with pytest.raises(MemoryError):
         while True:
@@ -196,3 +202,37 @@ def test_info_names_what_was_built_and_what_is_here():
     assert line.startswith(f"CUDA: {_C.cuda_built()}, {cuda.device_count()} devices") and _C.cuda_built().startswith(
         "CUDA"
     )
+
+
+ASK = """
+import pydist
+try:
+    print(pydist.ones(2, device="cuda").sum().item())
+except RuntimeError as error:
+    print(error)
+print(pydist.ones(2).sum().item())
+"""
+
+
+@pytest.mark.parametrize(
+    "knob, why",
+    [
+        (
+            "EMULATED_DRIVER=12040",
+            "the driver is too old: it serves CUDA 12.4 (expected 13.0, of which this pydist is built, ",
+        ),
+        ("EMULATED_DRIVER=0", "CUDA: there is no driver"),
+        (
+            "EMULATED_UNBUILT=1",
+            "cuda:0: this pydist has no kernels for emulated, sm_00: it was built of CUDA (expected a build",
+        ),
+    ],
+)
+def test_what_cannot_serve_is_told(knob, why):
+    if "emulate" not in cuda.get_device_name():
+        pytest.skip("a device's driver and kind are what they are")
+    name, value = knob.split("=")
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], env={**os.environ, name: value}, capture_output=True, text=True, timeout=60
+    )
+    assert why in done.stdout and done.stdout.endswith("2.0\n"), done.stdout + done.stderr

@@ -364,13 +364,18 @@ def test_graphed_functions():
 def test_what_the_host_reads_cannot_be_captured():
     x, g = pydist.ones(4, device="cuda"), cuda.CUDAGraph()
     with (
-        pytest.raises(RuntimeError, match="copy to the device: a CUDA graph is being captured"),
+        pytest.raises(RuntimeError, match="to: copy to the device: a CUDA graph is being captured"),
         cuda.graph(cuda.CUDAGraph()),
     ):
         x + pydist.ones(4).pin_memory().to("cuda", non_blocking=True)
-    with pytest.raises(RuntimeError), cuda.graph(g):
+    with pytest.raises(RuntimeError, match="item: copy to the host: a CUDA graph"), cuda.graph(g):
         x.sum().item()
     assert (x + 1).sum().item() == 8  # and all goes on
+    with pytest.raises(RuntimeError, match="binary_cross_entropy: copy to the host: a CUDA graph"), cuda.graph(g):
+        pydist.nn.functional.binary_cross_entropy(x, x)  # whether x is in [0, 1]
+    with pytest.raises(pydist.cuda.OutOfMemoryError, match="out of memory on cuda:0"), cuda.graph(g):
+        pydist.empty(1 << 50, device="cuda")
+    assert (x + 1).sum().item() == 8
     with pytest.raises(RuntimeError), cuda.graph(cuda.CUDAGraph(), stream=cuda.default_stream()):
         x + 1
     assert (x + 1).sum().item() == 8

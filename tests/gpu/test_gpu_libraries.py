@@ -4,6 +4,8 @@ On the emulator PYDIST_CUBLASLT and PYDIST_CUDNN decide which; on a GPU what can
 
 import ctypes
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -291,3 +293,11 @@ def test_transposed_convolutions():
 def test_versions_are_told():
     for version, why in (_C.cublaslt_version(), _C.cudnn_version()):
         assert version.count(".") == 2 if version else why
+
+
+def test_libraries_of_another_major_version_are_refused(lt):
+    program = "from pydist import _C\nprint(_C.cublaslt_version())"
+    env = {**os.environ, "EMULATED_LT": "120901"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    why = "cuBLASLt: the library is of version 12.9.1 (expected 13); pip install nvidia-cublas"
+    assert done.stdout == f"(None, {why!r})\n", done.stderr

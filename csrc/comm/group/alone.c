@@ -44,7 +44,8 @@ static pd_status launch(pd_work *w) {
     const pd_job *j = &w->job;
     const pd_device *d = w->device;
     size_t bytes = pd_job_bytes(j, j->count);
-    if (j->from != j->to && bytes) PD_TRY(d->copy(d, PD_WITHIN, j->to, j->from, bytes, PD_NO_WAIT));
+    if (j->from != j->to && bytes)
+        PD_TRY(d->copy(d, pd_collective_names[w->id.coll], PD_WITHIN, j->to, j->from, bytes, PD_NO_WAIT));
     PD_TRY(pd_alone_scale(d, pd_collective_names[w->id.coll], j->dtype, j->scale, j->to, j->count));
     return w->waits ? PD_OK : mark(w);
 }

@@ -223,13 +223,15 @@ static pd_status copy_own(pd_nccl *c, const pd_job *j, int coll) {
     if (coll == PD_COLL_ALL_GATHER_PARTS || coll == PD_COLL_ALL_TO_ALL_PARTS) {
         const pd_part *from = &j->gives[me], *to = &j->takes[me];
         if (from->data == to->data || !to->count) return PD_OK;
-        return c->device->copy(c->device, PD_WITHIN, to->data, from->data, pd_job_bytes(j, to->count), PD_NO_WAIT);
+        return c->device->copy(c->device, pd_collective_names[coll], PD_WITHIN, to->data, from->data,
+                               pd_job_bytes(j, to->count), PD_NO_WAIT);
     }
     if (coll != PD_COLL_ALL_TO_ALL && !((coll == PD_COLL_GATHER || coll == PD_COLL_SCATTER) && me == j->root))
         return PD_OK;
     const char *from = sent(j, coll, me, bytes);
     char *to = taken(j, coll, me, bytes);
-    return from == to ? PD_OK : c->device->copy(c->device, PD_WITHIN, to, from, bytes, PD_NO_WAIT);
+    return from == to ? PD_OK
+                      : c->device->copy(c->device, pd_collective_names[coll], PD_WITHIN, to, from, bytes, PD_NO_WAIT);
 }
 
 /* Prepares the data: 16-bit types are copied to float32 for sums; an all_to_all in place sends from a copy. *j: the job
@@ -241,7 +243,9 @@ static pd_status stage(pd_nccl *c, const pd_work *w, pd_job *j, void **scratch) 
     if (!widens && !(w->id.coll == PD_COLL_ALL_TO_ALL && j->from == j->to)) return PD_OK;
     PD_TRY(d->alloc(d, (size_t)n * (widens ? sizeof(float) : pd_dtype_size(j->dtype)), scratch));
     j->from = *scratch;
-    if (!widens) return d->copy(d, PD_WITHIN, *scratch, w->job.from, pd_job_bytes(j, n), PD_NO_WAIT);
+    if (!widens)
+        return d->copy(d, pd_collective_names[w->id.coll], PD_WITHIN, *scratch, w->job.from, pd_job_bytes(j, n),
+                       PD_NO_WAIT);
     pd_convert(PD_F32, j->dtype, n, w->job.from, *scratch);
     j->dtype = PD_F32;
     j->to = *scratch;
