@@ -1,23 +1,34 @@
-/* Attention of 16-bit elements on tensor cores (Dao, arXiv 2307.08691), for heads of at most 128 elements, 8 or a multiple.
-   D is the width of the kernel, the next of 32, 64, 96 and 128; behind a narrower head there are zeros. A warp has 16
+/* Attention of 16-bit elements on tensor cores (Dao, arXiv 2307.08691), for heads of at most 256 elements, 8 or a multiple.
+   D is the width of the kernel, the next of 32, 64, 96, 128 and 256; behind a narrower head there are zeros. A warp has 16
    rows: queries in forward and for gq, keys for gk and gv. Scores stay in registers: the result of a product has the
-   layout that the next product needs for its first operand. */
+   layout that the next product needs for its first operand.
+
+   The gradient makes scores and probabilities twice, once for gq and once for gk and gv: seven products. One kernel of
+   five would have to add gq up over blocks of keys, in a fixed order. For 32 x 12 heads of 64 and 1,024 tokens, causal,
+   it saves 52 of 180 GFLOP a layer: 0.25 to 0.32 ms at 160 to 210 TFLOP/s. Its sums of gq are 214 million floats (64 keys
+   at a time), written and read: 1.7 GB a layer, 0.46 ms at 3.7 TB/s. In the L2 cache, block after block, that is still
+   three times the traffic of today's tiles, beside barriers for a turned ds, a wait for the block before, and 0.04 ms to
+   round gq. It does not pay. Heads above 128 take eight products: registers hold only one of gk and gv. */
 #include <math.h>
 
 #include "cuda/attention.h"
 #include "cuda/mma.h"
 
-enum { WARPS_HERE = 4, MANY = WARPS_HERE * WARP, ROWS = 16 * WARPS_HERE, KEYS = 64 };
-
-/* Rows of D elements in shared memory, padded so that eight rows are in different banks. */
-template <class E, int R, int D> struct tile {
+/* Rows of D elements in shared memory, padded so that eight rows are in different banks. W: warps of the block. */
+template <class E, int R, int D, int W> struct tile {
     alignas(16) E e[R][D + 8];
     /* Starts to copy rows from `first` on. */
     __device__ void fetch(const rows<E> &m, int64_t first) {
-        for (int at = threadIdx.x; at < R * (D / 8); at += MANY) {
+        auto copy = [&](int at) {
             int r = at / (D / 8), w = at % (D / 8) * 8;
             bool there = first + r < m.count && w < m.width;
             copy16(&e[r][w], m.x + (there ? (first + r) * m.stride + w : 0), there);
+        };
+        if constexpr (D <= 128) {
+            for (int at = threadIdx.x; at < R * (D / 8); at += W * WARP) copy(at);
+        } else { /* the addresses of several copies would not fit into registers */
+            ONE_BY_ONE
+            for (int at = threadIdx.x; at < R * (D / 8); at += W * WARP) copy(at);
         }
     }
     /* Second operands for rows of the tile as columns n, n + 1, ..., n + 7: depths k..k + 15 and k + 16..k + 31. */
@@ -37,24 +48,37 @@ template <class E, int R, int D> struct tile {
     }
 };
 
-/* First operands of this warp's 16 rows from `row` on, directly from global memory. */
-template <class E, int D> struct own_rows {
-    uint32_t a[D / 16][4];
-    __device__ own_rows(const rows<E> &m, int64_t row) {
+/* First operands of the block's own rows from `first` on, 16 for each warp: HELD columns in registers, the others in shared memory. */
+template <class E, int D, int W, int HELD> struct own_rows {
+    typedef tile<E, HELD < D ? 16 * W : 1, D - HELD, W> memory;
+    uint32_t a[HELD > 0 ? HELD / 16 : 1][4];
+    const memory &others;
+    __device__ own_rows(memory &room, const rows<E> &m, int64_t first) : others(room) {
         int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
         UNROLLED
-        for (int k = 0; k < D / 16; k++)
+        for (int k = 0; k < HELD / 16; k++)
             UNROLLED
             for (int i = 0; i < 4; i++) {
-                int64_t r = row + g + i % 2 * 8;
+                int64_t r = first + threadIdx.x / WARP * 16 + g + i % 2 * 8;
                 int w = k * 16 + i / 2 * 8; /* eight elements are there together, or not */
                 a[k][i] = r < m.count && w < m.width ? *(const uint32_t *)(m.x + r * m.stride + w + 2 * t) : 0;
             }
+        if constexpr (HELD < D) room.fetch({m.x + HELD, m.stride, m.count, m.width - HELD}, first);
+    }
+    /* At depth 16k. */
+    __device__ void operator()(uint32_t (&to)[4], int k) const {
+        if (16 * k >= HELD) {
+            others.first(to, threadIdx.x / WARP * 16, 16 * k - HELD);
+            return;
+        }
+        UNROLLED
+        for (int i = 0; i < 4; i++) to[i] = a[k][i];
     }
 };
 
 /* s[n] = the products of 16 rows with the tile's rows 8n..8n + 7. `of` returns the first operand at depth 16k. */
-template <int N, class E, int R, int D, class F> static __device__ void scores(float (&s)[N][4], const tile<E, R, D> &of_keys, F of) {
+template <int N, class E, int R, int D, int W, class F>
+static __device__ void scores(float (&s)[N][4], const tile<E, R, D, W> &of_keys, const F &of) {
     UNROLLED
     for (int n = 0; n < N; n++)
         UNROLLED
@@ -74,7 +98,8 @@ template <int N, class E, int R, int D, class F> static __device__ void scores(f
     }
 }
 /* o += p m. p has 16 rows in the layout that `scores` leaves; its columns are m's rows. */
-template <int N, class E, int R, int D> static __device__ void add_weighted(float (&o)[D / 8][4], const float (&p)[N][4], const tile<E, R, D> &m) {
+template <int N, class E, int R, int D, int W>
+static __device__ void add_weighted(float (&o)[D / 8][4], const float (&p)[N][4], const tile<E, R, D, W> &m) {
     UNROLLED
     for (int k = 0; k < N / 2; k++) {
         const float *low = p[2 * k], *high = p[2 * k + 1];
@@ -106,16 +131,19 @@ template <template <class> class Op> static __device__ float across(float v) {
     return Op<float>::of(v, __shfl_xor_sync(0xffffffffu, v, 2));
 }
 
-template <class E, int D>
-static __global__ void __launch_bounds__(MANY, 2) forward(const __grid_constant__ pd_attention c, const E *q, const E *k, const E *v, const void *mask,
+template <class E, int D, int KEYS, int W>
+static __global__ void __launch_bounds__(W * WARP, 2) forward(const __grid_constant__ pd_attention c, const E *q, const E *k, const E *v, const void *mask,
                                                        E *out, float *lse) {
-    __shared__ tile<E, KEYS, D> tk, tv;
+    enum { ROWS = 16 * W };
+    __shared__ tile<E, KEYS, D, W> tk, tv;
     int64_t tiles = (c.nq + ROWS - 1) / ROWS, i0 = (tiles - 1 - blockIdx.x % tiles) * ROWS; /* the longest first */
     int64_t h = blockIdx.x / tiles % c.H, b = blockIdx.x / tiles / c.H, kv = h / (c.H / c.Hkv), keys = keys_of(c, i0, ROWS);
     rows<E> of_k = rows_of<E>(k, c.ks, b, kv, c.nk, c.d), of_v = rows_of<E>(v, c.vs, b, kv, c.nk, c.d);
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     int64_t row = i0 + threadIdx.x / WARP * 16;
-    own_rows<E, D> own(rows_of<E>(q, c.qs, b, h, c.nq, c.d), row);
+    typedef own_rows<E, D, W, D> own_q;
+    __shared__ typename own_q::memory room;
+    own_q own(room, rows_of<E>(q, c.qs, b, h, c.nq, c.d), i0);
     float o[D / 8][4] = {}, top[2] = {-VM_INFF, -VM_INFF}, sum[2] = {0, 0};
     if (keys > 0) tk.fetch(of_k, 0);
     for (int64_t j0 = 0; j0 < keys; j0 += KEYS) {
@@ -123,10 +151,7 @@ static __global__ void __launch_bounds__(MANY, 2) forward(const __grid_constant_
         wait_for_copies();
         __syncthreads();
         tv.fetch(of_v, j0); /* arrives while the scores are computed */
-        scores(s, tk, [&](uint32_t (&a)[4], int at) {
-            UNROLLED
-            for (int i = 0; i < 4; i++) a[i] = own.a[at][i];
-        });
+        scores(s, tk, own);
         wait_for_copies();
         __syncthreads();
         if (j0 + KEYS < keys) tk.fetch(of_k, j0 + KEYS);
@@ -180,16 +205,22 @@ static __device__ void again(const pd_attention &c, bool plain, const void *mask
 /* lse of a row to base 2; 0 if the row may see no key, or does not exist. */
 static __device__ float shift_of(const float *lse, int64_t i, int64_t n) { return i < n && lse[i] != -VM_INFF ? lse[i] * (float)LOG2E : 0; }
 
-template <class E, int D, int N>
-static __global__ void __launch_bounds__(MANY, 2) query_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
+template <class E, int D, int N, int BUFFERS, int W>
+static __global__ void __launch_bounds__(W * WARP, 2) query_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
                                                           const void *mask, const float *lse, const float *less, E *gq) {
-    __shared__ tile<E, N, D> tk[2], tv[2]; /* one is read while the other one is filled */
+    enum { ROWS = 16 * W };
+    typedef own_rows<E, D, W, D <= 128 ? D : 128> own_q;
+    typedef own_rows<E, D, W, D <= 128 ? D : 0> own_g;
+    __shared__ tile<E, N, D, W> tk[BUFFERS], tv[BUFFERS]; /* of two one is read while the other one is filled */
+    __shared__ typename own_q::memory room_q;
+    __shared__ typename own_g::memory room_g;
     int64_t tiles = (c.nq + ROWS - 1) / ROWS, i0 = (tiles - 1 - blockIdx.x % tiles) * ROWS;
     int64_t h = blockIdx.x / tiles % c.H, b = blockIdx.x / tiles / c.H, kv = h / (c.H / c.Hkv), keys = keys_of(c, i0, ROWS);
     rows<E> of_k = rows_of<E>(k, c.ks, b, kv, c.nk, c.d), of_v = rows_of<E>(v, c.vs, b, kv, c.nk, c.d);
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     int64_t row = i0 + threadIdx.x / WARP * 16;
-    own_rows<E, D> own(rows_of<E>(q, c.qs, b, h, c.nq, c.d), row), own_g(rows_of<E>(g_, c.gs, b, h, c.nq, c.d), row);
+    own_q mine(room_q, rows_of<E>(q, c.qs, b, h, c.nq, c.d), i0);
+    own_g mine_g(room_g, rows_of<E>(g_, c.gs, b, h, c.nq, c.d), i0);
     float o[D / 8][4] = {}, shift[2], minus[2];
     lse += (b * c.H + h) * c.nq;
     less += (b * c.H + h) * c.nq;
@@ -200,44 +231,46 @@ static __global__ void __launch_bounds__(MANY, 2) query_grad(const __grid_consta
         minus[i] = r < c.nq ? less[r] : 0;
     }
     if (keys > 0) tk[0].fetch(of_k, 0), tv[0].fetch(of_v, 0);
-    for (int64_t j0 = 0, now = 0; j0 < keys; j0 += N, now ^= 1) {
+    for (int64_t j0 = 0, now = 0; j0 < keys; j0 += N, now = (now + 1) % BUFFERS) {
         float s[N / 8][4], gp[N / 8][4];
         bool plain = !mask && j0 + N <= c.nk && (!c.causal || j0 + N <= i0 + 1);
         wait_for_copies();
         __syncthreads(); /* these tiles are there, and all have read the other ones */
-        if (j0 + N < keys) tk[now ^ 1].fetch(of_k, j0 + N), tv[now ^ 1].fetch(of_v, j0 + N);
-        scores(s, tk[now], [&](uint32_t (&a)[4], int at) {
-            UNROLLED
-            for (int i = 0; i < 4; i++) a[i] = own.a[at][i];
-        });
-        scores(gp, tv[now], [&](uint32_t (&a)[4], int at) {
-            UNROLLED
-            for (int i = 0; i < 4; i++) a[i] = own_g.a[at][i];
-        });
+        if (BUFFERS == 2 && j0 + N < keys) tk[now ^ 1].fetch(of_k, j0 + N), tv[now ^ 1].fetch(of_v, j0 + N);
+        scores(s, tk[now], mine);
+        scores(gp, tv[now], mine_g);
         UNROLLED
         for (int n = 0; n < N / 8; n++)
             UNROLLED
             for (int i = 0; i < 4; i++)
                 again<E>(c, plain, mask, b, h, row + g + i / 2 * 8, j0 + 8 * n + 2 * t + i % 2, shift[i / 2], minus[i / 2], s[n][i], gp[n][i]);
         add_weighted(o, gp, tk[now]);
+        if (BUFFERS == 1 && j0 + N < keys) {
+            __syncthreads();
+            tk[0].fetch(of_k, j0 + N), tv[0].fetch(of_v, j0 + N);
+        }
     }
     const float one[2] = {1, 1};
     store<E, D>(gq + b * c.gqs[0] + h * c.gqs[1], c.gqs[2], row, c.nq, c.d, o, one);
 }
 
-/* Here all is transposed: rows are keys, columns are queries. */
-template <class E, int D, int N, int BUFFERS>
-static __global__ void __launch_bounds__(MANY, 2) key_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
+/* Here all is transposed: rows are keys, columns are queries. The kernel makes gk, or gv, or both. */
+template <class E, int D, int N, int BUFFERS, int W, bool FOR_K, bool FOR_V>
+static __global__ void __launch_bounds__(W * WARP, 2) key_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
                                                         const void *mask, const float *lse, const float *less, E *gk, E *gv) {
-    __shared__ tile<E, ROWS, D> tk, tv;
-    __shared__ tile<E, N, D> tq[BUFFERS], tg[BUFFERS];
+    enum { ROWS = 16 * W };
+    typedef own_rows<E, D, W, FOR_V ? 0 : 128> own_k;
+    typedef own_rows<E, D, W, FOR_K ? 0 : D> own_v; /* for gv alone nobody reads it */
+    __shared__ tile<E, N, D, W> tq[BUFFERS], tg[BUFFERS];
+    __shared__ typename own_k::memory room_k;
+    __shared__ typename own_v::memory room_v;
     __shared__ float shift[BUFFERS][N], minus[BUFFERS][N];
     int64_t tiles = (c.nk + ROWS - 1) / ROWS, j0 = blockIdx.x % tiles * ROWS, group = c.H / c.Hkv;
     int64_t kv = blockIdx.x / tiles % c.Hkv, b = blockIdx.x / tiles / c.Hkv;
     int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, own = threadIdx.x / WARP * 16;
     float ok[D / 8][4] = {}, ov[D / 8][4] = {};
-    tk.fetch(rows_of<E>(k, c.ks, b, kv, c.nk, c.d), j0);
-    tv.fetch(rows_of<E>(v, c.vs, b, kv, c.nk, c.d), j0);
+    own_k mine(room_k, rows_of<E>(k, c.ks, b, kv, c.nk, c.d), j0);
+    own_v mine_v(room_v, rows_of<E>(v, c.vs, b, kv, c.nk, c.d), j0);
     for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
         rows<E> of_q = rows_of<E>(q, c.qs, b, h, c.nq, c.d), of_g = rows_of<E>(g_, c.gs, b, h, c.nq, c.d);
         const float *of_lse = lse + (b * c.H + h) * c.nq, *of_less = less + (b * c.H + h) * c.nq;
@@ -258,8 +291,8 @@ static __global__ void __launch_bounds__(MANY, 2) key_grad(const __grid_constant
             wait_for_copies();
             __syncthreads(); /* these tiles are there, and all have read the other ones */
             if (BUFFERS == 2 && i0 + N < c.nq) fetch((int)now ^ 1, i0 + N);
-            scores(s, tq[now], [&](uint32_t (&a)[4], int at) { tk.first(a, own, 16 * at); });
-            scores(gp, tg[now], [&](uint32_t (&a)[4], int at) { tv.first(a, own, 16 * at); });
+            scores(s, tq[now], mine);
+            if (FOR_K) scores(gp, tg[now], mine_v);
             UNROLLED
             for (int n = 0; n < N / 8; n++)
                 UNROLLED
@@ -267,8 +300,8 @@ static __global__ void __launch_bounds__(MANY, 2) key_grad(const __grid_constant
                     int x = 8 * n + 2 * t + i % 2;
                     again<E>(c, plain, mask, b, h, i0 + x, j0 + own + g + i / 2 * 8, shift[now][x], minus[now][x], s[n][i], gp[n][i]);
                 }
-            add_weighted(ov, s, tg[now]);
-            add_weighted(ok, gp, tq[now]);
+            if (FOR_V) add_weighted(ov, s, tg[now]);
+            if (FOR_K) add_weighted(ok, gp, tq[now]);
             if (BUFFERS == 1 && i0 + N < c.nq) {
                 __syncthreads();
                 fetch(0, i0 + N);
@@ -276,8 +309,8 @@ static __global__ void __launch_bounds__(MANY, 2) key_grad(const __grid_constant
         }
     }
     const float one[2] = {1, 1};
-    store<E, D>(gk + b * c.gks[0] + kv * c.gks[1], c.gks[2], j0 + own, c.nk, c.d, ok, one);
-    store<E, D>(gv + b * c.gvs[0] + kv * c.gvs[1], c.gvs[2], j0 + own, c.nk, c.d, ov, one);
+    if (FOR_K) store<E, D>(gk + b * c.gks[0] + kv * c.gks[1], c.gks[2], j0 + own, c.nk, c.d, ok, one);
+    if (FOR_V) store<E, D>(gv + b * c.gvs[0] + kv * c.gvs[1], c.gvs[2], j0 + own, c.nk, c.d, ov, one);
 }
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
@@ -290,7 +323,7 @@ bool pd_cuda_attention_grad_fits(const pd_attention *c, const void *gq, const vo
 }
 bool pd_cuda_attention_fits(const pd_attention *c, const void *q, const void *k, const void *v, const void *g) {
     bool given = g == q || lies_well(g, c->gs);
-    return (c->t == PD_BF16 || c->t == PD_F16) && c->d == c->dv && c->d % 8 == 0 && c->d > 0 && c->d <= 128 && lies_well(q, c->qs) && lies_well(k, c->ks) &&
+    return (c->t == PD_BF16 || c->t == PD_F16) && c->d == c->dv && c->d % 8 == 0 && c->d > 0 && c->d <= 256 && lies_well(q, c->qs) && lies_well(k, c->ks) &&
            lies_well(v, c->vs) && given && (c->os[0] | c->os[1] | c->os[2]) % 8 == 0;
 }
 
@@ -298,7 +331,8 @@ template <class E, class F> static void by_width(int64_t d, F f) {
     if (d <= 32) f(tag<E[32]>());
     else if (d <= 64) f(tag<E[64]>());
     else if (d <= 96) f(tag<E[96]>());
-    else f(tag<E[128]>());
+    else if (d <= 128) f(tag<E[128]>());
+    else f(tag<E[256]>());
 }
 template <class F> static void by_shape(const pd_attention *c, F f) {
     if (c->t == PD_BF16) by_width<pd_bf16>(c->d, f);
@@ -307,16 +341,19 @@ template <class F> static void by_shape(const pd_attention *c, F f) {
 template <class S> struct shape_of;
 template <class E, int N> struct shape_of<E[N]> {
     typedef E type;
-    /* few: columns of the gradient at a time, as many as fit into registers (of 32, sm_120 spills for 32); buffers: two where 48 KiB hold them */
+    /* keys: of a tile in forward; few: columns of the gradient at a time, as many as fit into registers (of 32, sm_120 spills for 32);
+       buffers: two where 48 KiB hold them */
     static constexpr int width = N, few = N == 64 ? 32 : 16, buffers = N <= 96 ? 2 : 1;
+    static constexpr int keys = N <= 128 ? 64 : 16, warps = 4, warps_grad = N <= 128 ? 4 : 2;
 };
 
 void pd_cuda_attention_mma(const pd_attention *c, const void *q, const void *k, const void *v, const void *mask, void *out, float *lse) {
     by_shape(c, [&](auto s) {
         typedef shape_of<typename decltype(s)::type> S;
         typedef typename S::type E;
-        launch(forward<E, S::width>, c->B * c->H * ((c->nq + ROWS - 1) / ROWS), MANY, *c, (const E *)q, (const E *)k, (const E *)v, mask, (E *)out,
-               lse);
+        const int many = S::warps * WARP, rows = 16 * S::warps;
+        launch(forward<E, S::width, S::keys, S::warps>, c->B * c->H * ((c->nq + rows - 1) / rows), many, *c, (const E *)q, (const E *)k,
+               (const E *)v, mask, (E *)out, lse);
     });
 }
 void pd_cuda_attention_mma_grad(const pd_attention *c, const void *g, const void *q, const void *k, const void *v, const void *mask,
@@ -324,9 +361,18 @@ void pd_cuda_attention_mma_grad(const pd_attention *c, const void *g, const void
     by_shape(c, [&](auto s) {
         typedef shape_of<typename decltype(s)::type> S;
         typedef typename S::type E;
-        launch(query_grad<E, S::width, S::few>, c->B * c->H * ((c->nq + ROWS - 1) / ROWS), MANY, *c, (const E *)g, (const E *)q, (const E *)k,
-               (const E *)v, mask, lse, D, (E *)gq);
-        launch(key_grad<E, S::width, S::few, S::buffers>, c->B * c->Hkv * ((c->nk + ROWS - 1) / ROWS), MANY, *c, (const E *)g, (const E *)q, (const E *)k,
-               (const E *)v, mask, lse, D, (E *)gk, (E *)gv);
+        const int many = S::warps_grad * WARP, rows = 16 * S::warps_grad;
+        const int64_t heads = c->B * c->Hkv * ((c->nk + rows - 1) / rows);
+        launch(query_grad<E, S::width, S::few, S::width <= 128 ? 2 : 1, S::warps_grad>, c->B * c->H * ((c->nq + rows - 1) / rows), many, *c,
+               (const E *)g, (const E *)q, (const E *)k, (const E *)v, mask, lse, D, (E *)gq);
+        auto keys = [&](auto kernel) {
+            launch(kernel, heads, many, *c, (const E *)g, (const E *)q, (const E *)k, (const E *)v, mask, lse, D, (E *)gk, (E *)gv);
+        };
+        if constexpr (S::width <= 128) {
+            keys(key_grad<E, S::width, S::few, S::buffers, S::warps_grad, true, true>);
+        } else { /* registers hold one of them */
+            keys(key_grad<E, S::width, S::few, S::buffers, S::warps_grad, true, false>);
+            keys(key_grad<E, S::width, S::few, S::buffers, S::warps_grad, false, true>);
+        }
     });
 }

@@ -13,8 +13,10 @@
 
 #ifdef __CUDACC__
 #define UNROLLED _Pragma("unroll")
+#define ONE_BY_ONE _Pragma("unroll 1")
 #else
 #define UNROLLED
+#define ONE_BY_ONE
 #endif
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */

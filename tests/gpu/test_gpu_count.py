@@ -133,6 +133,11 @@ def test_attention_counts_what_causality_leaves():
         F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
     assert counter.kinds["attention bfloat16"]["flops"] == 2 * pairs * 16 * 2  # two products
     assert counter.kinds["attention bfloat16, backward"]["flops"] == 7 * pairs * 16 * 2  # the scores are made twice
+    q, k, v = (cuda(2, 3, 40, 136, dtype=pydist.bfloat16).requires_grad_() for _ in range(3))
+    with count.Counter() as counter:
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+    wide = counter.kinds["attention bfloat16, backward"]
+    assert (wide["flops"], wide["launches"]) == (8 * pairs * 136 * 2, 4)  # and once more for gv
 
 
 def test_slices_share_one_gradient():

@@ -222,7 +222,7 @@ ATTENTION = {
 }
 
 
-@pytest.mark.parametrize("width", [64, 128, 8, 32, 80, 96, 36])  # 36 is not for tensor cores
+@pytest.mark.parametrize("width", [64, 128, 8, 32, 80, 96, 256, 136, 200, 36])  # 36 is not for tensor cores
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention(name, width):
     B, H, Hkv, T, S, options = ATTENTION[name]
