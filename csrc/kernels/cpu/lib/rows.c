@@ -220,6 +220,11 @@ static void run_range(void *ctx, int64_t begin, int64_t end) {
 
 void PD_SUFFIXED(pd_rows_convert)(pd_rows *r, pd_dtype t) {
     const pd_dtype c = pd_dtype_computed(t);
+    const uint8_t size = (uint8_t)pd_dtype_size(t);
+    if (c == t && !r->loop->mixed) { /* the usual case: nothing is converted */
+        for (int k = 0; k < r->loop->nop; k++) r->size[k] = r->wide[k] = size;
+        return;
+    }
     for (int k = 0; k < r->loop->nop; k++) {
         const pd_dtype own = k ? pd_loop_dtype(r->loop, k, t) : t;
         r->size[k] = (uint8_t)pd_dtype_size(own);
