@@ -390,7 +390,14 @@ class _LogDet(Function):
 
     @staticmethod
     def backward(ctx, _, g):
-        return g.unsqueeze(-1).unsqueeze(-1) * _t(_Inverse.apply(ctx.saved_tensors[0]))
+        (a,) = ctx.saved_tensors
+        det = _Det.apply(a.detach()).unsqueeze(-1).unsqueeze(-1)
+        if (det == 0).any().item():  # infinities there, as PyTorch's division by zero gives
+            slope = _t(_Inverse.apply(_C.where(det == 0, _eye(a, a.shape[-1]), a)))
+            slope = _C.where(det == 0, _cofactors(a) / det, slope)
+        else:
+            slope = _t(_Inverse.apply(a))
+        return g.unsqueeze(-1).unsqueeze(-1) * slope
 
 
 @in_float32

@@ -152,7 +152,13 @@ def baddbmm(input, batch1, batch2, *, beta=1, alpha=1):
 @both
 def inner(input, other):
     """The sums of products over the last dimensions."""
-    return input * other if 0 in (input.dim(), other.dim()) else tensordot(input, other, ([-1], [-1]))
+    if 0 in (input.dim(), other.dim()):
+        return input * other
+    if input.shape[-1] != other.shape[-1]:
+        raise RuntimeError(
+            f"inner: shapes {tuple(input.shape)} and {tuple(other.shape)} (expected the same size of the last dimension)"
+        )
+    return tensordot(input, other, ([-1], [-1]))
 
 
 @function

@@ -171,6 +171,7 @@ def is_stricter(call, error):
         or "pad_around: pad is" in text
         or "which removes more of" in text
         or "gives an empty output" in text
+        or "leaves nothing of shape" in text
         or "share memory" in text
         or "expected float32 or float64" in text
     )
@@ -210,13 +211,15 @@ def wrong_results(call, ours, theirs, loose, empty):
 
 
 def has_free_gradient(call):
-    """At infinity; among equals; where torch squares integers in their own dtype; where elements of a diagonal are one in
+    """At infinity (of which sign, for a determinant of 0); among equals; where torch squares integers in their own dtype; where elements of a diagonal are one in
     memory and share the gradient."""
     text = repr(call)
     shared = call.name in ("einsum", "diagonal", "trace", "as_strided", "unfold") and "layout='E'" in text
+    zero = call.name == "logdet" and np.linalg.det(call.args[0].values()) == 0
     return (
         re.search("special|inf|nan", text)
         or shared
+        or zero
         or call.name in {*TIES, "quantile", "nanquantile", "nextafter", "atan2", "arctan2"}
     )
 
@@ -253,7 +256,7 @@ OTHERWISE = {
     "fill": "fill_", "slice": "getitem", "index_put": "setitem", "resample": "interpolate", "constant_pad_nd": "pad", "pad_around": "pad",
     **{f"{pool}_with_indices": pool for pool in ("max_pool1d", "max_pool2d", "adaptive_max_pool2d")},
     "uniform": "uniform_", "normal": "normal_", "linear_cross_entropy": "test_linear_cross_entropy.py", "recurrent": "test_ops.py", "positions": "nonzero", "square_sum": "norm",
-    "view_dtype": "test_complex.py",
+    "view_dtype": "test_complex.py", "add_layer_norm": "test_add_norm.py", "add_rms_norm": "test_add_norm.py",
 }  # fmt: skip
 
 

@@ -163,3 +163,12 @@ def test_special_functions_as_methods():
     ) and np.allclose(x.erfc().numpy(), [math.erfc(0.5), math.erfc(2.5)])
     assert special.zeta(pydist.tensor(2.0), pydist.tensor(1.0)).item() == pytest.approx(math.pi**2 / 6)
     assert special.lgamma(pydist.tensor([0.0, -1.0, 1.0])).tolist() == [math.inf, math.inf, pytest.approx(0, abs=1e-12)]
+
+
+def test_the_log_of_a_zero_determinant_has_infinite_slopes():
+    """As in PyTorch; the other matrices of a batch keep their slopes."""
+    a = pydist.tensor([[[1.0, 2.0], [2.0, 4.0]], [[1.0, 2.0], [3.0, 5.0]]], dtype=pydist.float64, requires_grad=True)
+    size = pydist.linalg.slogdet(a)[1]
+    size.sum().backward()
+    assert size[0].item() == -float("inf") and a.grad[0].isinf().all()
+    assert pydist.allclose(a.grad[1], pydist.tensor([[-5.0, 3.0], [2.0, -1.0]], dtype=pydist.float64))
