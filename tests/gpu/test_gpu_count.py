@@ -219,7 +219,8 @@ def test_a_training_step_of_gpt2_is_counted(capsys):
     count.report("gpt2-124M", found, machine)
     now = count.totals(machine, found["kinds"])
     then = count.totals(machine, json.loads((TOP / "benchmarks/counted/gpt2-124M.json").read_text())["kinds"])
-    assert now["flops"] <= then["flops"] and now["bytes"] < 0.78 * then["bytes"] and now["ms"] < 0.89 * then["ms"]
+    assert now["flops"] <= then["flops"] and now["bytes"] < 0.7 * then["bytes"]
+    assert now["ms"] < 75 and now["launches"] < 660
     said = capsys.readouterr().out
     assert (
         f"sum: {now['launches']:.0f} launches" in said and f"bytes {now['bytes'] / then['bytes']:.2f}, memory" in said
