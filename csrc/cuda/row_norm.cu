@@ -107,8 +107,9 @@ template <class T, int V> static __device__ void put_sums(T *to, int64_t i, int6
     }
 }
 
+/* One block a multiprocessor is enough: else sm_100a gets 64 registers and spills. */
 template <class T, int V, int G>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 1)
 grad_kernel(const pd_row_norm c, const void *g, const void *gs, const void *s, const void *w, const T *mean, const T *rstd, void *gx, void *gy,
             T *partial, int64_t length) {
     constexpr int ROWS = THREADS / G, KEPT = STEPS * G * V;
