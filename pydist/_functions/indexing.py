@@ -29,6 +29,8 @@ def _along(name, input, dim, index):
     size = input.shape[dim] if input.dim() else 1
     if index.dim() != 1 and index.dim() != 0:
         raise _C.PositionError(f"{name}: index has shape {tuple(index.shape)} (expected 1 dimension)")
+    if name == "index_fill":
+        index = index + (index < 0) * size
     if index.numel() and not (0 <= index.min().item() and index.max().item() < size):
         raise _C.PositionError(f"{name}: an index is out of range for dimension {dim} of size {size}")
     return dim, index.reshape(-1)
@@ -184,13 +186,18 @@ def index_copy(input, dim, index, source):
 
 @method
 def index_fill_(self, dim, index, value):
-    """Sets self's slices at index along dim to value."""
+    """Sets self's slices at index along dim to value. Negative indices count from the end."""
     return _put_slices("index_fill", self, dim, index, _source("index_fill", self, index, value), False)
 
 
 @both
 def index_fill(input, dim, index, value):
-    """index_fill_ on a copy."""
+    """index_fill_ on a copy.
+
+    >>> import pydist
+    >>> pydist.zeros(3).index_fill(0, pydist.tensor([0, -1]), 2.0).tolist()
+    [2.0, 0.0, 2.0]
+    """
     return index_fill_(input.clone(), dim, index, value)
 
 
