@@ -34,7 +34,7 @@ runner.main(case)
 
 @pytest.mark.parametrize("act, said", [("raise SystemError('odd')", "SystemError: odd"), ("ctypes.string_at(0)", "Segmentation fault"),
     ("os._exit(0)", "ended its process with 0"), ("threading.Event().wait()", "took over 1 s"),
-    ("sys.stderr.write('x.c:1: runtime error: y\\\\n')", "runtime error: y")])  # fmt: skip
+    ("sys.stderr.write('x.c:1: runtime error: y\\n')", "runtime error: y")])  # fmt: skip
 def test_the_runner_sees_what_fails(tmp_path, act, said):
     path = tmp_path / "bad.py"
     path.write_text(BAD.format(folder=str(FOLDER), act=act))
