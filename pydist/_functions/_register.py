@@ -73,7 +73,8 @@ def in_place(f):
     """The method f_, which writes f's result into the tensor."""
 
     def write(self, *args, **kwargs):
-        kept = self.clone() if self.requires_grad else self  # a copy, because the gradient may read it
+        recorded = any(isinstance(t, Tensor) and t.requires_grad for t in (self, *args, *kwargs.values()))
+        kept = self.clone() if recorded else self  # a copy, because the gradient may read it
         result = f(kept, *args, **kwargs)
         rounds = result.is_floating_point() and not self.is_floating_point()
         if rounds or self.dtype is _C.bool and result.dtype is not _C.bool:

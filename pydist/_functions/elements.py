@@ -44,9 +44,11 @@ def signbit(input):
 @in_place
 @both
 def copysign(input, other):
-    """|input| with the sign of other."""
+    """|input| with the sign of other, whose gradient is 0."""
     input, other = as_floats(input, other)
     size = input.abs()
+    if other.requires_grad:
+        size = _C.where(_C.zeros_like(other, dtype=_C.bool), other, size)
     return _C.where(signbit(other), -size, size)
 
 

@@ -211,7 +211,8 @@ def wrong_results(call, ours, theirs, loose, empty):
 
 
 def has_free_gradient(call):
-    """At infinity (of which sign, for a determinant of 0); of xlogy at 0, which torch divides by 0; among equals; where torch squares integers in their own dtype; where elements of a diagonal are one in
+    """At infinity (of which sign, for a determinant of 0); of xlogy at 0 and powers of negative
+    numbers, where torch divides by 0 or takes the logarithm; among equals; where torch squares integers in their own dtype; where elements of a diagonal are one in
     memory and share the gradient."""
     text = repr(call)
     shared = call.name in ("einsum", "diagonal", "trace", "as_strided", "unfold") and "layout='E'" in text
@@ -220,7 +221,7 @@ def has_free_gradient(call):
         re.search("special|inf|nan", text)
         or shared
         or zero
-        or call.name in {*TIES, "quantile", "nanquantile", "nextafter", "atan2", "arctan2", "xlogy"}
+        or call.name in {*TIES, "quantile", "nanquantile", "nextafter", "atan2", "arctan2", "xlogy", "float_power"}
     )
 
 
