@@ -150,7 +150,8 @@ def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
     _pairwise("huber_loss", input, target)
     if weight is not None:
         return _weighted(_C.huber_loss(input, target, "none", delta), weight, reduction)
-    return _C.huber_loss(input, target, reduction, delta)
+    loss = _C.huber_loss(input, target, reduction, delta)
+    return loss if target.dtype is input.dtype else loss.to(input.dtype)  # unlike the other losses, as in PyTorch
 
 
 def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_target=False):
