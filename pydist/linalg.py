@@ -383,18 +383,18 @@ def det(A):
 class _LogDet(Function):
     @staticmethod
     def forward(ctx, a):
-        ctx.save_for_backward(a)
         sign, size = (t.reshape(a.shape[:-2]) for t in _host("slogdet", lambda np, a: tuple(np.slogdet(a)), a))
+        ctx.save_for_backward(a, size)
         ctx.mark_non_differentiable(sign)
         return sign, size
 
     @staticmethod
     def backward(ctx, _, g):
-        (a,) = ctx.saved_tensors
-        det = _Det.apply(a.detach()).unsqueeze(-1).unsqueeze(-1)
-        if (det == 0).any().item():  # infinities there, as PyTorch's division by zero gives
-            slope = _t(_Inverse.apply(_C.where(det == 0, _eye(a, a.shape[-1]), a)))
-            slope = _C.where(det == 0, _cofactors(a) / det, slope)
+        a, size = ctx.saved_tensors
+        singular = (size == -math.inf).unsqueeze(-1).unsqueeze(-1)
+        if singular.any().item():  # infinities there, as PyTorch's division by zero gives
+            slope = _t(_Inverse.apply(_C.where(singular, _eye(a, a.shape[-1]), a)))
+            slope = _C.where(singular, _cofactors(a) / 0.0, slope)
         else:
             slope = _t(_Inverse.apply(a))
         return g.unsqueeze(-1).unsqueeze(-1) * slope

@@ -172,3 +172,10 @@ def test_the_log_of_a_zero_determinant_has_infinite_slopes():
     size.sum().backward()
     assert size[0].item() == -float("inf") and a.grad[0].isinf().all()
     assert pydist.allclose(a.grad[1], pydist.tensor([[-5.0, 3.0], [2.0, -1.0]], dtype=pydist.float64))
+
+
+def test_the_log_of_a_determinant_too_small_for_its_dtype_has_a_slope():
+    a = (0.01 * pydist.eye(200, dtype=pydist.float64)).requires_grad_()
+    assert pydist.linalg.det(a).item() == 0  # 1e-400
+    pydist.linalg.slogdet(a)[1].backward()
+    assert pydist.allclose(a.grad, 100 * pydist.eye(200, dtype=pydist.float64))
