@@ -25,7 +25,7 @@ static const pd_dl_symbol symbols[] = {
     {NULL, NULL}};
 
 static pd_status open_library(void) {
-    static const pd_nvidia library = {"NCCL", "libnccl.so.2", "nccl/lib", "nvidia-nccl-cu13", 2};
+    static const pd_nvidia library = {"NCCL", "libnccl.so.2", "nccl/lib", "nvidia-nccl-cu13"};
     void *handle = NULL;
     int version = 0;
     Dl_info info;

@@ -60,9 +60,9 @@ pd_status pd_nvidia_open(const pd_nvidia *what, const char *given, const pd_dl_s
 static bool has_our_major(pd_nvidia_server *s) {
     size_t v = (*s->get_version)();
     snprintf(s->version, sizeof s->version, "%zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
-    if (v / 10000 == (size_t)s->library.major) return true;
+    if (v / 10000 == (size_t)s->major) return true;
     (void)pd_fail(PD_E_RUNTIME, "%s: the library is of version %s (expected %d); pip install %s", s->library.name,
-                  s->version, s->library.major, s->library.wheel);
+                  s->version, s->major, s->library.wheel);
     return false;
 }
 

@@ -16,7 +16,6 @@ typedef struct pd_nvidia {
     const char *soname;   /* "libcublasLt.so.13" */
     const char *folder;   /* of the wheel, below nvidia/: "cu13/lib" */
     const char *wheel;    /* what to install: "nvidia-cublas" */
-    int major;            /* the version that soname stands for */
 } pd_nvidia;
 
 /* Sets the folders of wheels, such as .../site-packages/nvidia. They are copied. */
@@ -28,6 +27,7 @@ pd_status pd_nvidia_open(const pd_nvidia *what, const char *given, const pd_dl_s
 /* A library that is used by a handle for each device. If it is not there, code of ours does its work. */
 typedef struct pd_nvidia_server {
     pd_nvidia library;
+    int major;           /* the version that its soname stands for */
     const char *instead; /* "our own products" */
     const pd_dl_symbol *symbols;
     int (**create)(void **handle);

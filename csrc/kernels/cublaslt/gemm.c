@@ -41,7 +41,8 @@ static const pd_dl_symbol symbols[] = {
     {"cublasLtGetVersion", (void **)&lt.GetVersion},
     {NULL, NULL}};
 static pd_nvidia_server server = {
-    .library = {"cuBLASLt", "libcublasLt.so.13", "cu13/lib", "nvidia-cublas", 13},
+    .library = {"cuBLASLt", "libcublasLt.so.13", "cu13/lib", "nvidia-cublas"},
+    .major = 13,
     .instead = "pydist's own kernels",
     .symbols = symbols,
     .create = &lt.Create,

@@ -40,7 +40,8 @@ static const pd_dl_symbol symbols[] = {
     {"cudnnGetVersion", (void **)&dnn.GetVersion},
     {NULL, NULL}};
 static pd_nvidia_server server = {
-    .library = {"cuDNN", "libcudnn.so.9", "cudnn/lib", "nvidia-cudnn-cu13", 9},
+    .library = {"cuDNN", "libcudnn.so.9", "cudnn/lib", "nvidia-cudnn-cu13"},
+    .major = 9,
     .instead = "pydist's own kernels",
     .symbols = symbols,
     .create = &dnn.Create,
