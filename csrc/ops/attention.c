@@ -10,8 +10,6 @@ enum { Q, K, V, MASK };
 
 typedef struct { int64_t causal; double scale; } attend_attrs;
 
-static pd_dtype wide(pd_dtype t) { return t == PD_F64 ? PD_F64 : PD_F32; }
-
 /* ---- in ops ------------------------------------------------------------------------------------------------------ */
 
 static pd_val shaped(pd_vjp *v, pd_tensor *t, int n, const int64_t *size) {
@@ -107,7 +105,7 @@ static pd_status attend_infer(pd_call *c) {
     pd_tensor *o = c->out[0];
     o->stride[0] = o->size[2] * o->size[1] * o->size[3], o->stride[1] = o->size[3],
     o->stride[2] = o->size[1] * o->size[3];
-    return pd_out_shape(c, 1, wide((pd_dtype)q->dtype), 3, q->size);
+    return pd_out_shape(c, 1, pd_dtype_computed((pd_dtype)q->dtype), 3, q->size);
 }
 static size_t attend_scratch(const pd_call *c) {
     pd_attention s = shape_of(c->attrs, c->in, c->out[0]);

@@ -36,8 +36,6 @@ static char *at(const pd_tensor *t, int64_t row, int64_t width) {
     return t ? (char *)pd_tensor_data(t) + row * width * (int64_t)pd_dtype_size((pd_dtype)t->dtype) : NULL;
 }
 
-static pd_dtype wide(pd_dtype t) { return t == PD_F64 ? PD_F64 : PD_F32; }
-
 static pd_status product(pd_gemm s, const void *A, const void *B, const void *bias, void *C) {
     const pd_device *d = pd_device_here;
     const char *op = "linear_cross_entropy";
@@ -166,13 +164,13 @@ static pd_status fused_compose(pd_call *c) {
     PD_TRY_TO(done, pd_tensor_new(c->def->name, PD_F64, 1, (int64_t[]){3}, &sums));
     PD_TRY_TO(done, pd_loss_check_labels(c->def->name, j.t, &j.all, pd_tensor_data(sums)));
     if (mean && j.t != PD_F16) {
-        PD_TRY_TO(done, pd_tensor_new(c->def->name, wide(j.t), 0, NULL, &j.total));
-        pd_convert(wide(j.t), PD_F64, 1, pd_tensor_data(sums), pd_tensor_data(j.total));
+        PD_TRY_TO(done, pd_tensor_new(c->def->name, pd_dtype_computed(j.t), 0, NULL, &j.total));
+        pd_convert(pd_dtype_computed(j.t), PD_F64, 1, pd_tensor_data(sums), pd_tensor_data(j.total));
     }
     PD_TRY_TO(done, pd_tensor_new(c->def->name, mixed ? PD_F32 : j.t, 0, NULL, &j.out[LOSS]));
     PD_TRY_TO(done, make_gradients(&j, c));
     PD_TRY_TO(done, pd_tensor_new(c->def->name, j.t, 2, (int64_t[]){j.rows, j.all.C}, &j.logits));
-    PD_TRY_TO(done, pd_tensor_new(c->def->name, wide(j.t), 1, &j.rows, &j.lse));
+    PD_TRY_TO(done, pd_tensor_new(c->def->name, pd_dtype_computed(j.t), 1, &j.rows, &j.lse));
     PD_TRY_TO(done, pd_tensor_new(c->def->name, PD_F64, 2, (int64_t[]){chunks, 3}, &j.sums));
     double work = 6.0 * (double)j.all.rows * (double)j.all.C * (double)j.D / 100;
     void *token = work > PD_RELEASE_NS && !pd_device_here->kernels ? pd_host_release() : NULL;
@@ -204,7 +202,7 @@ done:
 /* g, or for a mean g / total, as one float32 number (float64 for F64). */
 static pd_tensor *factor_of(pd_vjp *v, bool mean, pd_tensor *x, pd_tensor *w, pd_tensor *target, pd_tensor *weight) {
     const fused_attrs *a = v->attrs;
-    pd_dtype t = weight ? (pd_dtype)weight->dtype : PD_F32, to = wide((pd_dtype)x->dtype);
+    pd_dtype t = weight ? (pd_dtype)weight->dtype : PD_F32, to = pd_dtype_computed((pd_dtype)x->dtype);
     pd_bad_index bad;
     if (!mean || v->status) return v->g[0];
     target = pd_x_contiguous(v, target), weight = weight ? pd_x_contiguous(v, weight) : NULL;

@@ -19,14 +19,13 @@ static pd_dtype params_of(const pd_call *c) {
         if (c->in[i]) return (pd_dtype)c->in[i]->dtype;
     return (pd_dtype)c->in[X]->dtype;
 }
-static pd_dtype wide(pd_dtype t) { return t == PD_F64 ? PD_F64 : PD_F32; }
 
 static pd_status infer(pd_call *c) {
     static const char *const names[] = {"input", "running_mean", "running_var", "weight", "bias"};
     const norm_attrs *a = c->attrs;
     pd_tensor *x = c->in[X];
     const pd_dtype own = (pd_dtype)x->dtype, given = params_of(c),
-                   want = given == PD_F32 && wide(own) == PD_F32 ? PD_F32 : own;
+                   want = given == PD_F32 && pd_dtype_computed(own) == PD_F32 ? PD_F32 : own;
     PD_TRY(pd_check_float(c, X));
     if (x->ndim < 2)
         return pd_fail(PD_E_SHAPE, "batch_norm: input has shape %s (expected [N, C, ...])", pd_tensor_shape(x));
@@ -48,8 +47,8 @@ static pd_status infer(pd_call *c) {
                        s.N * s.S, pd_tensor_shape(x));
     PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
     if (s.channels_last) pd_shape_channels_last(x->size, c->out[0]->stride);
-    PD_TRY(pd_out_shape(c, 1, wide((pd_dtype)x->dtype), 1, &s.C));
-    return pd_out_shape(c, 2, wide((pd_dtype)x->dtype), 1, &s.C);
+    PD_TRY(pd_out_shape(c, 1, pd_dtype_computed((pd_dtype)x->dtype), 1, &s.C));
+    return pd_out_shape(c, 2, pd_dtype_computed((pd_dtype)x->dtype), 1, &s.C);
 }
 
 static const void *data_or_null(const pd_tensor *t) { return t ? pd_tensor_data(t) : NULL; }

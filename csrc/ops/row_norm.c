@@ -7,7 +7,6 @@
 #include "ops/block.h"
 #include "ops/express.h"
 
-static pd_dtype wide(pd_dtype t) { return t == PD_F64 ? PD_F64 : PD_F32; }
 static const void *data_or_null(const pd_tensor *t) { return t ? pd_tensor_data(t) : NULL; }
 static void *room_or_null(pd_tensor *t) { return t ? pd_tensor_data(t) : NULL; }
 
@@ -42,8 +41,8 @@ static pd_status rows_infer(pd_call *c) {
     const pd_tensor *x = c->in[X];
     const int64_t rows = rows_in(x, a->dims);
     PD_TRY(pd_out_like(c, 0, (pd_dtype)a->dtype, x));
-    PD_TRY(pd_out_shape(c, 1, wide((pd_dtype)x->dtype), 1, &rows));
-    return pd_out_shape(c, 2, wide((pd_dtype)x->dtype), 1, &rows);
+    PD_TRY(pd_out_shape(c, 1, pd_dtype_computed((pd_dtype)x->dtype), 1, &rows));
+    return pd_out_shape(c, 2, pd_dtype_computed((pd_dtype)x->dtype), 1, &rows);
 }
 static pd_status rows_kernel(const pd_call *c) {
     pd_tensor *x = c->in[X], *w = c->in[WEIGHT];
@@ -154,8 +153,8 @@ static pd_status sum_infer(pd_call *c) {
     const int64_t rows = rows_in(x, a->dims);
     PD_TRY(pd_out_like(c, 0, t, x));
     PD_TRY(pd_out_like(c, 1, (pd_dtype)a->dtype, x));
-    PD_TRY(pd_out_shape(c, 2, wide(t), 1, &rows));
-    return pd_out_shape(c, 3, wide(t), 1, &rows);
+    PD_TRY(pd_out_shape(c, 2, pd_dtype_computed(t), 1, &rows));
+    return pd_out_shape(c, 3, pd_dtype_computed(t), 1, &rows);
 }
 static pd_status sum_kernel(const pd_call *c) {
     pd_tensor *x = c->in[X], *y = c->in[OTHER], *w = c->in[SUM_WEIGHT];
@@ -390,8 +389,8 @@ static pd_status groups_infer(pd_call *c) {
     int64_t size[2] = {x->size[0], a->groups};
     PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
     if (pd_is_nhwc(x)) pd_shape_channels_last(x->size, c->out[0]->stride);
-    PD_TRY(pd_out_shape(c, 1, wide((pd_dtype)x->dtype), 2, size));
-    return pd_out_shape(c, 2, wide((pd_dtype)x->dtype), 2, size);
+    PD_TRY(pd_out_shape(c, 1, pd_dtype_computed((pd_dtype)x->dtype), 2, size));
+    return pd_out_shape(c, 2, pd_dtype_computed((pd_dtype)x->dtype), 2, size);
 }
 static size_t groups_scratch(const pd_call *c) {
     pd_group_norm s = groups_of(c->in[X], c->attrs);
