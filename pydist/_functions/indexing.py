@@ -254,6 +254,13 @@ def bincount(input, weights=None, minlength=0):
     return _C.zeros(size, dtype=weights.dtype, device=input.device).index_put_([input.long()], weights, True)
 
 
+def lengths_of(first):
+    """How many elements each True of `first` stands for: itself and those before the next one."""
+    n = first.numel()
+    starts = _C.cat([_C.arange(n, device=first.device)[first], _C.tensor([n], dtype=_C.int64, device=first.device)])
+    return starts[1:] - starts[:-1]
+
+
 def _unique_slices(input, dim, return_inverse, return_counts):
     if not input.dim():
         raise IndexError(f"unique: dim is {dim}, but the tensor has no dimensions (expected dim=None)")
@@ -271,8 +278,7 @@ def _unique_slices(input, dim, return_inverse, return_counts):
     if return_inverse:
         result.append(_C.index_put(_C.zeros(n, dtype=_C.int64, device=input.device), [order], first.cumsum(0) - 1))
     if return_counts:
-        starts = _C.cat([_C.arange(n, device=input.device)[first], _C.tensor([n], dtype=_C.int64, device=input.device)])
-        result.append(starts[1:] - starts[:-1])
+        result.append(lengths_of(first))
     return result[0] if len(result) == 1 else tuple(result)
 
 
@@ -293,13 +299,7 @@ def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=No
         )
         result.append(inverse.reshape(input.shape))
     if return_counts:
-        starts = _C.cat(
-            [
-                _C.arange(values.numel(), device=input.device)[first],
-                _C.tensor([values.numel()], dtype=_C.int64, device=input.device),
-            ]
-        )
-        result.append(starts[1:] - starts[:-1])
+        result.append(lengths_of(first))
     return result[0] if len(result) == 1 else tuple(result)
 
 

@@ -5,7 +5,7 @@ import math
 from pydist import _C
 from pydist._C import Tensor
 from pydist._functions._register import axis_of, both, few_pieces, function, in_place, method, values_indices
-from pydist._functions.indexing import _along, bincount, nonzero
+from pydist._functions.indexing import _along, bincount, lengths_of, nonzero
 from pydist._functions.shape import broadcast_tensors
 
 
@@ -237,8 +237,7 @@ def unique_consecutive(input, return_inverse=False, return_counts=False, dim=Non
         inverse = first.cumsum(0) - 1
         result.append(inverse.reshape(input.shape) if dim is None else inverse)
     if return_counts:
-        starts = _C.cat([_C.arange(n, device=input.device)[first], _C.tensor([n], dtype=_C.int64, device=input.device)])
-        result.append(starts[1:] - starts[:-1])
+        result.append(lengths_of(first))
     return result[0] if len(result) == 1 else tuple(result)
 
 
