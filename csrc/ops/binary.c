@@ -21,10 +21,9 @@ static pd_status infer_number(pd_call *c) {
                        c->def->name);
     return infer(c);
 }
-/* add and sub: alpha, unless it is 1.0, must not be of a higher category than the result. */
-static pd_status infer_scaled(pd_call *c) {
-    const pd_scalar *alpha = &((const scaled *)c->attrs)->alpha;
-    int64_t cat = alpha->cat == PD_CAT_FLOAT && alpha->d == 1 ? -1 : alpha->cat, most = pd_dtype_category(computed(c));
+/* alpha must not be of a higher category than the result. */
+static pd_status check_alpha(const pd_call *c, int64_t cat) {
+    const int64_t most = pd_dtype_category(computed(c));
     if (cat == PD_CAT_FLOAT && most < PD_CAT_FLOAT)
         return pd_fail(PD_E_VALUE,
                        "%s: For integral input tensors, argument alpha must not be a floating point number: the "
@@ -36,6 +35,12 @@ static pd_status infer_scaled(pd_call *c) {
     if (cat == PD_CAT_BOOL && most != PD_CAT_BOOL)
         return pd_fail(PD_E_VALUE, "%s: alpha is bool, but the operands are %s (expected a number)", c->def->name,
                        pd_dtype_name(computed(c)));
+    return PD_OK;
+}
+static pd_status infer_scaled(pd_call *c) { /* add and sub; any result may have an integer or 1.0 as alpha */
+    const pd_scalar *alpha = &((const scaled *)c->attrs)->alpha;
+    if (alpha->cat != PD_CAT_INT && !(alpha->cat == PD_CAT_FLOAT && alpha->d == 1))
+        PD_TRY(check_alpha(c, alpha->cat));
     return c->def == PD_DEF(sub) ? infer_number(c) : infer(c);
 }
 /* pow: the inverse of an integer is no integer, so negative exponents are refused. */
@@ -91,8 +96,9 @@ static pd_status run(pd_binary fn, const pd_call *c) {
     pd_tensor *t[3] = {c->out[0], c->in[0], c->in[1]};
     pd_loop l;
     cells cell;
-    build(&l, &cell, t, 3, c->def, c->attrs, computed(c));
-    pd_here()->binary(fn, computed(c), factor(c), &l);
+    const pd_dtype dtype = computed(c);
+    build(&l, &cell, t, 3, c->def, c->attrs, dtype);
+    pd_here()->binary(fn, dtype, factor(c), &l);
     return PD_OK;
 }
 
@@ -100,8 +106,9 @@ static pd_status run_compare(pd_compare fn, const pd_call *c) {
     pd_tensor *t[3] = {c->out[0], c->in[0], c->in[1]};
     pd_loop l;
     cells cell;
-    build(&l, &cell, t, 3, c->def, c->attrs, computed(c));
-    pd_here()->compare(fn, computed(c), &l);
+    const pd_dtype dtype = computed(c);
+    build(&l, &cell, t, 3, c->def, c->attrs, dtype);
+    pd_here()->compare(fn, dtype, &l);
     return PD_OK;
 }
 

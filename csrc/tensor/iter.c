@@ -5,13 +5,6 @@ static int64_t step(const pd_tensor *t, int dim, int ndim) { /* in bytes; 0: bro
     return d < 0 || t->size[d] == 1 ? 0 : t->stride[d] * (int64_t)pd_dtype_size((pd_dtype)t->dtype);
 }
 
-void pd_loop_mix(pd_loop *l, pd_tensor *const *operands, pd_dtype t) {
-    for (int k = 1; k < l->nop; k++) {
-        l->type[k] = operands[k] ? operands[k]->dtype : (int8_t)t;
-        l->mixed = l->mixed || l->type[k] != (int)t;
-    }
-}
-
 static bool all_contiguous(int nop, pd_tensor *const *t) {
     for (int k = 0; k < nop; k++)
         if (t[k] && (!pd_tensor_same_shape(t[k], t[0]) || !pd_tensor_is_contiguous(t[k]))) return false;

@@ -9,7 +9,12 @@
    Dimensions are sorted by t[0]'s strides, and neighbours are merged where the strides of all operands allow it. */
 void pd_loop_build(pd_loop *l, int nop, pd_tensor *const *t);
 /* Notes the dtypes of the operands of a call for dtype t, if some differ from it (PD_MIXED in autograd/op.h). */
-void pd_loop_mix(pd_loop *l, pd_tensor *const *operands, pd_dtype t);
+static inline void pd_loop_mix(pd_loop *l, pd_tensor *const *operands, pd_dtype t) {
+    for (int k = 1; k < l->nop; k++) {
+        l->type[k] = operands[k] ? operands[k]->dtype : (int8_t)t;
+        l->mixed |= l->type[k] != (int)t;
+    }
+}
 /* Makes operand k read the one value at `cell`; t[k] was NULL when the loop was built. */
 static inline void pd_loop_cell(pd_loop *l, int k, void *cell) {
     l->ptr[k] = (char *)cell;
