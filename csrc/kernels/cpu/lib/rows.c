@@ -222,7 +222,7 @@ void PD_SUFFIXED(pd_rows_convert)(pd_rows *r, pd_dtype t) {
     const pd_dtype c = pd_dtype_computed(t);
     const uint8_t size = (uint8_t)pd_dtype_size(t);
     if (c == t && !r->loop->mixed) { /* the usual case: nothing is converted */
-        for (int k = 0; k < r->loop->nop; k++) r->size[k] = r->wide[k] = size;
+        memset(r->size, size, sizeof r->size), memset(r->wide, size, sizeof r->wide);
         return;
     }
     for (int k = 0; k < r->loop->nop; k++) {
