@@ -1088,6 +1088,7 @@ def test_ranks_with_other_settings_are_refused():
 
 
 @also_apart
+@pytest.mark.slow
 def test_random_collectives_many_times():
     """Mixed sizes, algorithms and works for some seconds: the pieces never overtake each other."""
     script = """

@@ -923,6 +923,7 @@ def test_bad_urls(url, leave):
 
 
 @pytest.mark.parametrize("who", ["rank", "server"])
+@pytest.mark.slow
 def test_a_stopped_process_is_named(who):
     """SIGSTOP: a line after PYDIST_WARN seconds, the end after PYDIST_SILENT."""
     url = f"tcp://127.0.0.1:{free_port()}"
@@ -959,6 +960,7 @@ def test_a_stopped_process_is_named(who):
         finish([stopped])
 
 
+@pytest.mark.slow
 def test_a_busy_process_is_not_silent():
     url = f"tcp://127.0.0.1:{free_port()}"
     script = """

@@ -15,6 +15,7 @@ TWO_HOSTS = "import os\nos.environ['PYDIST_HOST'] = f'host{int(os.environ[\"RANK
 
 
 @pytest.mark.parametrize("world, hosts", [(4, 2), (8, 2), (6, 3), (8, 4)])
+@pytest.mark.slow
 def test_every_dtype_and_op_has_the_trees_bits(world, hosts):
     def fn(group):
         assert (group.ranks_per_host, group.transport) == (world // hosts, "tcp")

@@ -196,6 +196,7 @@ def stop(rank, path):
 
 
 @pytest.mark.parametrize("work", [ignore_signals, stop])
+@pytest.mark.slow
 def test_processes_that_do_not_want_to_end(tmp_path, work):
     for limit in LIMITS:
         with pytest.raises(RankTimeout, match=f"rank 0 of 2 has not returned after {limit:g} s"):
@@ -260,6 +261,7 @@ FORMS = [("--import-mode=importlib",), (), ("-s",), ("--capture=sys",), ("-n2",)
 
 
 @pytest.mark.parametrize("words", FORMS if LONG else FORMS[:1], ids=lambda words: " ".join(words) or "plain")
+@pytest.mark.slow
 def test_a_suite_with_the_plugin(tmp_path, words):
     if words == ("-n2",):
         pytest.importorskip("xdist")

@@ -402,6 +402,7 @@ def crowd(port, count):
     return found
 
 
+@pytest.mark.slow
 def test_a_crowd_at_the_door_does_not_shut_it(secret):
     server = subprocess.Popen([sys.executable, "-c", CROWD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     strangers = crowd(int(server.stdout.readline()), 300)  # more than it has descriptors

@@ -171,6 +171,7 @@ def test_the_timeout_says_where_the_missing_rank_is():
     assert "flight record of rank 0 of 2" in err and ": failed, " in err
 
 
+@pytest.mark.slow
 def test_a_long_task_is_waited_for():
     script = """
         group = dist.new_group([0, 1], timeout=2)
@@ -300,6 +301,7 @@ run(many, 3)
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_each_other():
     ended = subprocess.run([sys.executable, "-c", CIRCLES], env={**os.environ, "PYDIST_BLOCKED": "0.2"},
                            capture_output=True, text=True, timeout=120)  # fmt: skip

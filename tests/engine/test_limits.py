@@ -23,6 +23,7 @@ def memory_free():
         return next(int(line.split()[1]) << 10 for line in f if line.startswith("MemAvailable"))
 
 
+@pytest.mark.slow
 def test_more_than_two_gib():
     """2^31 elements: offsets and counts are beyond 32 bits."""
     if memory_free() < 8 << 30:

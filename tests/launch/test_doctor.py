@@ -186,6 +186,7 @@ def attached(target):
     return done.returncode, done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_attach(tmp_path):
     """By the launcher, by a rank, by a port: who waits, for whom, where; then a rank that is stopped."""
     script = tmp_path / "hang.py"

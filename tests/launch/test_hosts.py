@@ -214,6 +214,7 @@ def test_two_cables_of_which_one_is_dead(tmp_path):
         assert done.returncode and "PYDIST_IFACE=none matches no network interface (expected some of: " in done.stderr
 
 
+@pytest.mark.slow
 def test_two_hosts_that_cannot_reach_each_other(tmp_path):
     """pydist.doctor names the pair, though both reach host 0."""
     with Hosts(3, tmp_path) as hosts:
@@ -245,6 +246,7 @@ except dist.DistError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_cut_cable(tmp_path):
     with Hosts(2, tmp_path) as hosts:
         hosts.start(HEAD + LOOP, PYDIST_SILENT="1.5", PYDIST_WARN="1")

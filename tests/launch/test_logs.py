@@ -304,6 +304,7 @@ BARS = {
 
 
 @pytest.mark.parametrize("name", BARS)
+@pytest.mark.slow
 def test_bars_in_a_pipe(script, name):
     pytest.importorskip(name.split()[-1])
     count = 6000 if LONG else 120
@@ -430,6 +431,7 @@ if rank == 2: print("\\x1b[31m[0] odd\\x1b[0m")
         raise AssertionError(out)
 
 
+@pytest.mark.slow
 def test_bars_of_several_hosts(script, ssh):
     path = script(
         TOGETHER

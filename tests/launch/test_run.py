@@ -363,6 +363,7 @@ def test_clean_end_of_one_rank_is_fine(script):
     assert (code, out, err) == (0, "[0] done\n[1] done\n", "")
 
 
+@pytest.mark.slow
 def test_others_end_though_they_ignore_sigterm(script):
     path = script("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -413,6 +414,7 @@ def test_ctrl_c(script):
 
 
 @pytest.mark.parametrize("sig, code, twice", [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False)])
+@pytest.mark.slow
 def test_signals_to_stubborn_workers(script, sig, code, twice):
     path = script("""
         count = 0
@@ -702,6 +704,7 @@ main()
 
 
 @pytest.mark.parametrize("before", ["", "dist.barrier()"])
+@pytest.mark.slow
 def test_a_stopped_rank_does_not_keep_the_job(tmp_path, before):
     """Neither one that has joined nor one that has not."""
     script = tmp_path / "x.py"

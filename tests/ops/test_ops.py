@@ -767,6 +767,7 @@ def benchmarked():
 
 
 @pytest.mark.parametrize("dtype", ["float32"] + ["float64"] * LONG)
+@pytest.mark.slow
 def test_same_bits_for_any_number_of_threads(dtype, counts=(1, 2, 3) if LONG else (1, 3)):
     def bits(t):
         return numbers(t).tobytes()

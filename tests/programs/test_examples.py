@@ -48,6 +48,7 @@ def accuracy(done):
     return float(re.search(r"test accuracy: ([01]\.\d+)$", done.stdout.strip()).group(1))
 
 
+@pytest.mark.slow
 def test_digits_on_one_and_two_ranks(folder):
     pytest.importorskip("sklearn")
     one, two = mnist(), mnist(ranks=2)
