@@ -37,9 +37,9 @@ __version__ = "0.1.0"
 newaxis = None
 
 _SUBMODULES = frozenset(
-    "_dynamo _inductor accelerator amp autograd backends compat compiler cpu cuda distributed distributions fft func fx hub jit "
-    "linalg models mps multiprocessing nn onnx optim profiler random safetensors serialization sparse special "
-    "testing utils version vision xpu".split()
+    "_VF _dynamo _inductor accelerator amp autograd backends compat compiler cpu cuda distributed distributions export fft "
+    "func fx hub jit linalg models mps multiprocessing nn onnx optim profiler random return_types safetensors "
+    "serialization signal sparse special testing utils version vision xpu".split()
 )
 _FROM = {  # name -> the submodule that defines it, imported at first use
     "compile": "compiler",
@@ -49,6 +49,7 @@ _FROM = {  # name -> the submodule that defines it, imported at first use
     "save": "serialization",
     **{name: file for file, names in _index.FROM.items() for name in names.split()},
     "_assert": "_settings",
+    **dict.fromkeys("SymFloat SymInt".split(), "_symbolic"),
     **dict.fromkeys("layout sparse_coo strided".split(), "_layout"),
     "autocast": "amp.autocast_mode",
     **dict.fromkeys(

@@ -65,6 +65,6 @@ def can_cast(from_, to):
     """
 
     def kind(dtype):
-        return 3 if dtype.is_complex else 2 if dtype in _FLOATS else 1 if dtype in _INTS else 0
+        return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1 if dtype in _INTS else 0
 
     return kind(from_) <= kind(to)

@@ -14,3 +14,13 @@ def is_available():
 def device_count():
     """0: pydist does not support Intel's GPUs."""
     return 0
+
+
+def current_device():
+    """Raises RuntimeError: there is no XPU device."""
+    raise RuntimeError("xpu.current_device: there is no XPU device (pydist does not support Intel's GPUs)")
+
+
+def set_device(device):
+    """Raises RuntimeError: there is no XPU device."""
+    raise RuntimeError(f"xpu.set_device: device is {device!r} (pydist does not support Intel's GPUs)")

@@ -48,7 +48,12 @@ typedef struct pd_ints {
     int64_t v[PD_MAX_DIMS];
 } pd_ints;
 
-typedef enum pd_format { PD_FORMAT_KEEP, PD_FORMAT_CONTIGUOUS, PD_FORMAT_CHANNELS_LAST } pd_format;
+typedef enum pd_format {
+    PD_FORMAT_KEEP,
+    PD_FORMAT_CONTIGUOUS,
+    PD_FORMAT_CHANNELS_LAST,
+    PD_FORMAT_CHANNELS_LAST_3D
+} pd_format;
 
 typedef enum pd_promote {
     PD_NONE,  /* inputs stay as they are; infer checks dtypes */

@@ -74,7 +74,7 @@ const void *pd_packed(pd_tensor *x, void *scratch) {
 }
 
 bool pd_is_nhwc(const pd_tensor *t) {
-    return !pd_tensor_is_contiguous(t) && pd_shape_is_channels_last(t->ndim, t->size, t->stride);
+    return t->ndim == 4 && !pd_tensor_is_contiguous(t) && pd_shape_is_channels_last(4, t->size, t->stride);
 }
 
 static bool is_laid_out(const pd_tensor *t, bool nhwc) {
@@ -89,7 +89,7 @@ const void *pd_laid_out(pd_tensor *t, bool nhwc, void **scratch) {
     int64_t stride[PD_MAX_DIMS];
     void *to = *scratch;
     if (is_laid_out(t, nhwc)) return pd_tensor_data(t);
-    if (nhwc) pd_shape_channels_last(t->size, stride);
+    if (nhwc) pd_shape_channels_last(4, t->size, stride);
     else pd_shape_contiguous(t->ndim, t->size, stride);
     copy_to(t, stride, to);
     *scratch = (char *)to + pd_laid_out_bytes(t, nhwc);

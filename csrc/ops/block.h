@@ -19,7 +19,7 @@ size_t pd_packed_bytes(const pd_call *c);
 /* x's data in C order: x's own memory, or a copy in scratch. */
 const void *pd_packed(pd_tensor *x, void *scratch);
 
-/* Whether t is channels_last and not also contiguous. */
+/* Whether t has 4 dimensions and is channels_last and not also contiguous. */
 bool pd_is_nhwc(const pd_tensor *t);
 /* The data of t [N, C, H, W] in one of the two layouts: t's own memory, or a copy at *scratch, which is advanced by its
    bytes. */

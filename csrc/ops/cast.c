@@ -33,8 +33,9 @@ static pd_status clone_infer(pd_call *c) {
     if (layout == PD_FORMAT_KEEP) return pd_infer_elementwise(c, (pd_dtype)x->dtype);
     PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
     if (layout == PD_FORMAT_CONTIGUOUS) return PD_OK;
-    PD_TRY(pd_check_ndim(c, 0, 4));
-    pd_shape_channels_last(c->out[0]->size, c->out[0]->stride);
+    const int ndim = layout == PD_FORMAT_CHANNELS_LAST ? 4 : 5;
+    PD_TRY(pd_check_ndim(c, 0, ndim));
+    pd_shape_channels_last(ndim, c->out[0]->size, c->out[0]->stride);
     return PD_OK;
 }
 

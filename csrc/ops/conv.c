@@ -40,7 +40,7 @@ static pd_status shape_of(const pd_call *c, const int64_t *x, const int64_t *w, 
 }
 
 static void channels_last(pd_tensor *o, bool yes) {
-    if (yes) pd_shape_channels_last(o->size, o->stride);
+    if (yes) pd_shape_channels_last(4, o->size, o->stride);
 }
 
 /* The data of t in a layout for the kernel: t's own, or a copy at *scratch, which is advanced. */

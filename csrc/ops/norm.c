@@ -46,7 +46,7 @@ static pd_status infer(pd_call *c) {
                        " value per channel, input %s (Expected more than 1 value per channel when training)",
                        s.N * s.S, pd_tensor_shape(x));
     PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
-    if (s.channels_last) pd_shape_channels_last(x->size, c->out[0]->stride);
+    if (s.channels_last) pd_shape_channels_last(4, x->size, c->out[0]->stride);
     PD_TRY(pd_out_shape(c, 1, pd_dtype_computed((pd_dtype)x->dtype), 1, &s.C));
     return pd_out_shape(c, 2, pd_dtype_computed((pd_dtype)x->dtype), 1, &s.C);
 }
@@ -143,7 +143,7 @@ static void vjp_fast(pd_vjp *v) {
     if (!s.channels_last) g = pd_x_contiguous(v, g);
     pd_tensor *gx = NULL, *gw = NULL, *gb = NULL;
     if (pd_vjp_needs(v, X) && (gx = pd_x_new(v, (pd_dtype)x->dtype, x->ndim, x->size)) && s.channels_last)
-        pd_shape_channels_last(x->size, gx->stride);
+        pd_shape_channels_last(4, x->size, gx->stride);
     if (pd_vjp_needs(v, WEIGHT)) gw = pd_x_new(v, params, 1, &s.C);
     if (pd_vjp_needs(v, BIAS)) gb = pd_x_new(v, params, 1, &s.C);
     if (v->status) return;

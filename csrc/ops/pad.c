@@ -33,7 +33,7 @@ static pd_status infer(pd_call *c) {
                            pd_shape_text((int)a->pad.n, a->pad.v), d, pd_tensor_shape(x));
     }
     PD_TRY(pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size));
-    if (pd_is_nhwc(x)) pd_shape_channels_last(c->out[0]->size, c->out[0]->stride);
+    if (pd_is_nhwc(x)) pd_shape_channels_last(4, c->out[0]->size, c->out[0]->stride);
     return PD_OK;
 }
 

@@ -41,7 +41,7 @@ static pd_status infer_image(pd_call *c, int k, pd_dtype dtype, const int64_t *i
     const pool_attrs *a = c->attrs;
     int64_t size[4] = {c->in[0]->size[0], c->in[0]->size[1], image[0], image[1]};
     PD_TRY(pd_out_shape(c, k, dtype, 4, size));
-    if (a->nhwc) pd_shape_channels_last(size, c->out[k]->stride);
+    if (a->nhwc) pd_shape_channels_last(4, size, c->out[k]->stride);
     return PD_OK;
 }
 static pd_status small_infer(pd_call *c) {

@@ -65,7 +65,7 @@ static pd_status infer(pd_call *c) {
     PD_TRY(sizes(c, &dim, &s));
     for (int d = 0; d < x->ndim; d++) size[d] = d == dim ? a->size : x->size[d];
     PD_TRY(pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size));
-    if (pd_is_nhwc(x)) pd_shape_channels_last(size, c->out[0]->stride);
+    if (pd_is_nhwc(x)) pd_shape_channels_last(4, size, c->out[0]->stride);
     return PD_OK;
 }
 

@@ -388,7 +388,7 @@ static pd_status groups_infer(pd_call *c) {
     pd_tensor *x = c->in[X];
     int64_t size[2] = {x->size[0], a->groups};
     PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
-    if (pd_is_nhwc(x)) pd_shape_channels_last(x->size, c->out[0]->stride);
+    if (pd_is_nhwc(x)) pd_shape_channels_last(4, x->size, c->out[0]->stride);
     PD_TRY(pd_out_shape(c, 1, pd_dtype_computed((pd_dtype)x->dtype), 2, size));
     return pd_out_shape(c, 2, pd_dtype_computed((pd_dtype)x->dtype), 2, size);
 }
@@ -441,7 +441,7 @@ static void groups_fast(pd_vjp *v) {
     const int64_t sums = (int64_t)(pd_here()->group_norm_scratch(&s) + 63) & ~63ll,
                   bytes = sums + (int64_t)pd_laid_out_bytes(g, pd_is_nhwc(x));
     if (pd_vjp_needs(v, X) && (gx = pd_x_new(v, t, x->ndim, x->size)) && pd_is_nhwc(x))
-        pd_shape_channels_last(x->size, gx->stride);
+        pd_shape_channels_last(4, x->size, gx->stride);
     if (pd_vjp_needs(v, WEIGHT)) gw = pd_x_new(v, t, 1, &s.C);
     if (pd_vjp_needs(v, BIAS)) gb = pd_x_new(v, t, 1, &s.C);
     room = pd_x_new(v, PD_U8, 1, &bytes);

@@ -127,7 +127,11 @@ bool pd_py_dtype(PyObject *o, const char *op, const char *arg, int64_t *out) {
                 *out = t;
                 return true;
             }
-        return wrong(o, op, arg, "a dtype such as pydist.float32");
+        if (Py_TYPE(o) != (PyTypeObject *)pd_py.dtype) return wrong(o, op, arg, "a dtype such as pydist.float32");
+        PyErr_Format(pd_py.E_DTYPE,
+                     "%s: %s is %R, in which pydist does not compute (expected a dtype such as pydist.float32)", op,
+                     arg, o);
+        return false;
     }
     return true;
 }

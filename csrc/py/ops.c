@@ -107,7 +107,9 @@ static bool set(const pd_def *def, const pd_param *p, PyObject *o, parsed *a) {
     case PD_T_ENUM: return set_enum(def, p, o, (int64_t *)at);
     case PD_T_FORMAT:
         if (o == Py_None || o == pd_py.preserve_format) return true;
-        *(int64_t *)at = o == pd_py.channels_last ? PD_FORMAT_CHANNELS_LAST : PD_FORMAT_CONTIGUOUS;
+        *(int64_t *)at = o == pd_py.channels_last      ? PD_FORMAT_CHANNELS_LAST
+                         : o == pd_py.channels_last_3d ? PD_FORMAT_CHANNELS_LAST_3D
+                                                       : PD_FORMAT_CONTIGUOUS;
         return pd_py_format(o, def->name);
     case PD_T_RNG: break;
     }
@@ -472,7 +474,9 @@ static PyGetSetDef op_getset[] = {
     {"__module__", op_module, NULL, NULL, NULL}, {0}};
 static PyMethodDef op_methods[] = {{"__reduce__", op_reduce, METH_NOARGS, NULL}, {0}};
 static PyMemberDef op_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(op_function, vectorcall), READONLY, NULL}, {0}};
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(op_function, vectorcall), READONLY, NULL},
+    {"result", T_OBJECT, offsetof(op_function, result), READONLY, "The type of several results, or None."},
+    {0}};
 static PyType_Slot op_slots[] = {
     {Py_tp_dealloc, op_dealloc}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_descr_get, op_get}, {Py_tp_getset, op_getset},
     {Py_tp_methods, op_methods}, {Py_tp_members, op_members},     {Py_tp_repr, op_repr},     {0}};

@@ -92,6 +92,10 @@ PyObject *pd_py_items(PyObject *o, const char *op, const char *arg, const char *
 bool pd_py_dtype(PyObject *o, const char *op, const char *arg,
                  int64_t *out);                 /* also float, int, bool; None: PD_NO_DTYPE */
 bool pd_py_format(PyObject *o, const char *op); /* a memory_format */
+/* The number of dimensions of channels_last (4) or channels_last_3d (5); 0 for the other formats. */
+static inline int pd_py_format_ndim(PyObject *f) {
+    return f == pd_py.channels_last ? 4 : f == pd_py.channels_last_3d ? 5 : 0;
+}
 /* [borrowed] the device of o; the CPU for None and pretended GPUs; NULL with the exception set. */
 const pd_device *pd_py_device(PyObject *o, const char *op);
 int pd_py_pretended_cuda(void); /* how many GPUs the CPU pretends to be */

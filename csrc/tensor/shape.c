@@ -76,18 +76,18 @@ bool pd_shape_is_dense(int ndim, const int64_t *size, const int64_t *stride) {
     return true;
 }
 
-void pd_shape_channels_last(const int64_t *size, int64_t *stride) {
+void pd_shape_channels_last(int ndim, const int64_t *size, int64_t *stride) {
+    int64_t n = size[1];
     stride[1] = 1;
-    stride[3] = size[1];
-    stride[2] = size[1] * size[3];
-    stride[0] = size[1] * size[3] * size[2];
+    for (int i = ndim - 1; i > 1; n *= size[i--]) stride[i] = n;
+    stride[0] = n;
 }
 
 bool pd_shape_is_channels_last(int ndim, const int64_t *size, const int64_t *stride) {
-    if (ndim != 4) return false;
-    int64_t want[4];
-    pd_shape_channels_last(size, want);
-    for (int i = 0; i < 4; i++)
+    if (ndim != 4 && ndim != 5) return false;
+    int64_t want[5];
+    pd_shape_channels_last(ndim, size, want);
+    for (int i = 0; i < ndim; i++)
         if (size[i] > 1 && stride[i] != want[i]) return false;
     return true;
 }

@@ -15,8 +15,9 @@ void pd_shape_contiguous(int ndim, const int64_t *size, int64_t *stride);
 bool pd_shape_is_contiguous(int ndim, const int64_t *size, const int64_t *stride);
 /* Whether the strides are a permutation of contiguous ones: no gaps, and each element has a place of its own. */
 bool pd_shape_is_dense(int ndim, const int64_t *size, const int64_t *stride);
+/* The strides of channels_last (4 dimensions) and channels_last_3d (5). */
+void pd_shape_channels_last(int ndim, const int64_t *size, int64_t *stride);
 bool pd_shape_is_channels_last(int ndim, const int64_t *size, const int64_t *stride);
-void pd_shape_channels_last(const int64_t *size, int64_t *stride); /* 4 dims */
 static inline bool pd_shape_equal(int an, const int64_t *a, int bn, const int64_t *b) {
     if (an != bn) return false;
     for (int i = 0; i < an; i++)

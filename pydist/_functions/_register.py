@@ -99,6 +99,7 @@ def values_indices(f):
         result = f(*args, **kwargs)
         return kind(*result) if isinstance(result, tuple) else result
 
+    call.result = kind
     return call
 
 

@@ -56,6 +56,22 @@ def sdp_kernel(enable_flash=True, enable_math=True, enable_mem_efficient=True, e
         _attention.update(before)
 
 
+class SDPAParams:
+    """The arguments of one attention, as PyTorch's checks of its kernels take them."""
+
+    def __init__(self, query, key, value, attn_mask, dropout, is_causal, enable_gqa=False):
+        self.query, self.key, self.value, self.attn_mask = query, key, value, attn_mask
+        self.dropout, self.is_causal, self.enable_gqa = dropout, is_causal, enable_gqa
+
+
+def can_use_flash_attention(params, debug=False):
+    """False: none of PyTorch's kernels is here. pydist has one attention kernel, which needs no memory for the scores."""
+    return False
+
+
+can_use_efficient_attention = can_use_cudnn_attention = can_use_flash_attention
+
+
 def is_built():
     """Whether this build of pydist has kernels for GPUs."""
     return bool(_C.cuda_built())

@@ -6,6 +6,10 @@ from pydist.jit import annotations
 from pydist.nn import Module as ScriptModule
 
 
+class TracerWarning(Warning):
+    """What PyTorch warns of while it traces. pydist never traces, so it never warns."""
+
+
 def script(obj, *args, **kwargs):
     """Returns `obj`."""
     return obj

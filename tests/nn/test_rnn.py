@@ -186,3 +186,43 @@ def test_wrong_arguments():
     ]:
         with pytest.raises(kind, match=text):
             call()
+
+
+@pytest.mark.parametrize("kind, name", [("LSTM", "lstm"), ("GRU", "gru"), ("RNN", "rnn_tanh")])
+@pytest.mark.parametrize("options", VARIANTS[1:], ids=str)
+def test_functions_of_weights(kind, name, options):
+    """_VF's functions take the weights, as PyTorch's do."""
+    ours, theirs = pair(kind, 3, 5, **options)
+    count = options["num_layers"] * (2 if options.get("bidirectional") else 1)
+    for shape in ((4, 2, 3), (4, 3)):
+        (x, x_), (h, h_), (c, c_) = both(*shape), *[both(count, *both_in(shape, options), 5) for _ in range(2)]
+        rest = options.get("bias", True), options["num_layers"], 0.0, False, options.get("bidirectional", False)
+        first, first_ = ((h, c), (h_, c_)) if kind == "LSTM" else (h, h_)
+        batch_first = options.get("batch_first", False)
+        got = getattr(pydist._VF, name)(x, first, list(ours.parameters()), *rest, batch_first)
+        same = flat(ours(x, first))
+        want = flat(theirs(x_, first_))
+        assert len(got) == len(want)
+        for a, b, d in zip(got, want, same):
+            assert a.equal(d) and (a.detach() - pydist.from_numpy(b.detach().numpy())).abs().max() < 1e-11
+    with pytest.raises(RuntimeError, match=f"{name}: got 1 weights"):
+        getattr(pydist._VF, name)(x, first, list(ours.parameters())[:1], *rest, False)
+    with pytest.raises(TypeError, match=name):
+        getattr(pydist._VF, name)(x, first)
+
+
+def both_in(shape, options):
+    """The batch's size among the shape of an input, as a tuple; () without a batch."""
+    return () if len(shape) == 2 else (shape[0 if options.get("batch_first") else 1],)
+
+
+def test_functions_of_packed_sequences():
+    ours, theirs = pair("LSTM", 3, 5)
+    (x, x_), (h, h_), (c, c_) = both(4, 3, 3), both(1, 3, 5), both(1, 3, 5)
+    packed, packed_ = R.pack_padded_sequence(x, [4, 2, 1]), torch.nn.utils.rnn.pack_padded_sequence(x_, [4, 2, 1])
+    got = pydist._VF.lstm(packed.data, packed.batch_sizes, (h, c), list(ours.parameters()), True, 1, 0.0, False, False)
+    want = torch._VF.lstm(
+        packed_.data, packed_.batch_sizes, (h_, c_), list(theirs.parameters()), True, 1, 0.0, False, False
+    )
+    for a, b in zip(got, want):
+        assert (a.detach() - pydist.from_numpy(b.detach().numpy())).abs().max() < 1e-11

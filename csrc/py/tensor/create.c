@@ -169,13 +169,14 @@ static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const do
                    : PyErr_Format(PyExc_TypeError, "%s: argument 'input' is missing (expected Tensor)", op);
     if (!read_options(op, kwargs, &o, &c, x->dtype)) return NULL;
     bool keep = !o.format || o.format == pd_py.preserve_format;
-    int64_t last[4];
+    int64_t last[5];
+    const int ndim = pd_py_format_ndim(o.format);
     const int64_t *stride = keep && pd_shape_is_dense(x->ndim, x->size, x->stride) ? x->stride : NULL;
-    if (o.format == pd_py.channels_last) {
-        if (x->ndim != 4)
-            return PyErr_Format(PyExc_RuntimeError,
-                                "%s: memory_format is channels_last: got %d dimensions (expected 4)", op, x->ndim);
-        pd_shape_channels_last(x->size, last);
+    if (ndim) {
+        if (x->ndim != ndim)
+            return PyErr_Format(PyExc_RuntimeError, "%s: memory_format is %R: got %d dimensions (expected %d)", op,
+                                o.format, x->ndim, ndim);
+        pd_shape_channels_last(ndim, x->size, last);
         stride = last;
     }
     if (!c.device) c.device = x->storage->device;

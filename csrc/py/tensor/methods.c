@@ -51,8 +51,9 @@ static PyObject *m_is_contiguous(PyObject *self, PyObject *args, PyObject *kwarg
     T;
     PyObject *f;
     if (!read_format("is_contiguous", args, kwargs, &f)) return NULL;
-    return PyBool_FromLong(f == pd_py.channels_last ? pd_shape_is_channels_last(t->ndim, t->size, t->stride)
-                                                    : pd_tensor_is_contiguous(t));
+    int ndim = pd_py_format_ndim(f);
+    return PyBool_FromLong(ndim ? t->ndim == ndim && pd_shape_is_channels_last(ndim, t->size, t->stride)
+                                : pd_tensor_is_contiguous(t));
 }
 METHOD(is_complex) { (void)args; T; return PyBool_FromLong(pd_dtype_is_complex((pd_dtype)t->dtype)); }
 METHOD(is_signed) { (void)args; T; return PyBool_FromLong(t->dtype != PD_BOOL && t->dtype != PD_U8); }
@@ -136,15 +137,18 @@ static PyObject *in_format(PyObject *self, PyObject *f, const char *op) {
         PD_PY_TRY(pd_contiguous(t, &out));
         return pd_py_wrap_new(out);
     }
-    if (t->ndim != 4)
-        return PyErr_Format(pd_py.E_SHAPE, "%s: memory_format is channels_last, shape %s (expected 4 dimensions)", op,
-                            pd_tensor_shape(t));
-    if (pd_shape_is_channels_last(4, t->size, t->stride)) return Py_NewRef(self);
-    PD_PY_TRY(pd_call1(PD_OP_permute, t, &(pd_ints){4, {0, 2, 3, 1}}, &turned));
+    const int ndim = pd_py_format_ndim(f);
+    if (t->ndim != ndim)
+        return PyErr_Format(pd_py.E_SHAPE, "%s: memory_format is %R, shape %s (expected %d dimensions)", op, f,
+                            pd_tensor_shape(t), ndim);
+    if (pd_shape_is_channels_last(ndim, t->size, t->stride)) return Py_NewRef(self);
+    PD_PY_TRY(
+        pd_call1(PD_OP_permute, t, ndim == 4 ? &(pd_ints){4, {0, 2, 3, 1}} : &(pd_ints){5, {0, 2, 3, 4, 1}}, &turned));
     pd_status status = pd_call1(PD_OP_clone, turned, &(int64_t){PD_FORMAT_CONTIGUOUS}, &out);
     pd_tensor_release(turned);
     PD_PY_TRY(status);
-    status = pd_call1(PD_OP_permute, out, &(pd_ints){4, {0, 3, 1, 2}}, &turned);
+    status =
+        pd_call1(PD_OP_permute, out, ndim == 4 ? &(pd_ints){4, {0, 3, 1, 2}} : &(pd_ints){5, {0, 4, 1, 2, 3}}, &turned);
     pd_tensor_release(out);
     PD_PY_TRY(status);
     return pd_py_wrap_new(turned);

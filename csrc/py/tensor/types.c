@@ -15,34 +15,58 @@ PyObject *pd_py_type(PyObject *module, PyType_Spec *spec, PyObject *bases, PyObj
 
 /* ---- dtype ------------------------------------------------------------------------------------------------------- */
 
-typedef struct { PyObject_HEAD pd_dtype value; } pydtype;
+/* Dtypes that PyTorch has and pydist computes nothing in: objects that programs may list and compare. Every function
+   refuses them (pd_py_dtype). Their values follow those of the dtypes. */
+static const struct {
+    const char *name;
+    pd_category category;
+    uint8_t size;
+} names_only[] = {
+    {"complex32", PD_CAT_COMPLEX, 4}, {"float8_e4m3fn", PD_CAT_FLOAT, 1}, {"float8_e5m2", PD_CAT_FLOAT, 1}};
+enum { NAMES_ONLY = sizeof names_only / sizeof *names_only };
+
+typedef struct {
+    PyObject_HEAD int value;
+} pydtype;
+
+static const char *name_of_dtype(int t) {
+    return t < PD_DTYPE_COUNT ? pd_dtype_name((pd_dtype)t) : names_only[t - PD_DTYPE_COUNT].name;
+}
+static pd_category category_of_dtype(int t) {
+    return t < PD_DTYPE_COUNT ? pd_dtype_category((pd_dtype)t) : names_only[t - PD_DTYPE_COUNT].category;
+}
 
 static PyObject *dtype_repr(PyObject *self) {
-    return PyUnicode_FromFormat("pydist.%s", pd_dtype_name(((pydtype *)self)->value));
+    return PyUnicode_FromFormat("pydist.%s", name_of_dtype(((pydtype *)self)->value));
 }
 static PyObject *dtype_float(PyObject *self, void *unused) {
     (void)unused;
-    return PyBool_FromLong(pd_dtype_category(((pydtype *)self)->value) == PD_CAT_FLOAT);
+    return PyBool_FromLong(category_of_dtype(((pydtype *)self)->value) == PD_CAT_FLOAT);
 }
 static PyObject *dtype_complex(PyObject *self, void *unused) {
     (void)unused;
-    return PyBool_FromLong(pd_dtype_is_complex(((pydtype *)self)->value));
+    return PyBool_FromLong(category_of_dtype(((pydtype *)self)->value) == PD_CAT_COMPLEX);
 }
 static PyObject *dtype_to_real(PyObject *self, PyObject *unused) {
+    int t = ((pydtype *)self)->value;
     (void)unused;
-    return Py_NewRef(pd_py.dtypes[pd_dtype_part(((pydtype *)self)->value)]);
+    if (t >= PD_DTYPE_COUNT) return Py_NewRef(category_of_dtype(t) == PD_CAT_COMPLEX ? pd_py.dtypes[PD_F16] : self);
+    return Py_NewRef(pd_py.dtypes[pd_dtype_part((pd_dtype)t)]);
 }
 static PyObject *dtype_to_complex(PyObject *self, PyObject *unused) {
+    int t = ((pydtype *)self)->value;
     (void)unused;
-    return Py_NewRef(pd_py.dtypes[pd_dtype_with_parts(((pydtype *)self)->value)]);
+    if (category_of_dtype(t) == PD_CAT_COMPLEX) return Py_NewRef(self);
+    return Py_NewRef(pd_py.dtypes[t < PD_DTYPE_COUNT ? pd_dtype_with_parts((pd_dtype)t) : PD_C64]);
 }
 static PyObject *dtype_size(PyObject *self, void *unused) {
+    int t = ((pydtype *)self)->value;
     (void)unused;
-    return PyLong_FromSize_t(pd_dtype_size(((pydtype *)self)->value));
+    return PyLong_FromSize_t(t < PD_DTYPE_COUNT ? pd_dtype_size((pd_dtype)t) : names_only[t - PD_DTYPE_COUNT].size);
 }
 static PyObject *dtype_reduce(PyObject *self, PyObject *unused) {
     (void)unused;
-    return PyUnicode_FromString(pd_dtype_name(((pydtype *)self)->value));
+    return PyUnicode_FromString(name_of_dtype(((pydtype *)self)->value));
 }
 static PyObject *dtype_module(PyObject *self, void *unused) {
     (void)self, (void)unused;
@@ -55,8 +79,8 @@ static void plain_dealloc(PyObject *self) {
 }
 
 static PyGetSetDef dtype_getset[] = {
-    {"is_floating_point", dtype_float, NULL, "True for float16, bfloat16, float32, float64.", NULL},
-    {"is_complex", dtype_complex, NULL, "True for complex64, complex128.", NULL},
+    {"is_floating_point", dtype_float, NULL, "True for float64, float32, float16, bfloat16, float8_...", NULL},
+    {"is_complex", dtype_complex, NULL, "True for complex32, complex64, complex128.", NULL},
     {"itemsize", dtype_size, NULL, "Bytes of one element.", NULL},
     {"__module__", dtype_module, NULL, NULL, NULL},
     {0}};
@@ -76,16 +100,17 @@ static PyType_Spec dtype_spec = {.name = "pydist._C.dtype", .basicsize = sizeof(
                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
 static int add_dtypes(PyObject *module) {
-    static const char *const aliases[][2] = {{"float", "float32"}, {"double", "float64"}, {"half", "float16"},
-                                             {"long", "int64"},    {"int", "int32"},      {"short", "int16"},
+    static const char *const aliases[][2] = {{"float", "float32"},    {"double", "float64"},    {"half", "float16"},
+                                             {"long", "int64"},       {"int", "int32"},         {"short", "int16"},
                                              {"cfloat", "complex64"}, {"cdouble", "complex128"}};
     if (!pd_py_type(module, &dtype_spec, NULL, &pd_py.dtype)) return -1;
-    for (int t = 0; t < PD_DTYPE_COUNT; t++) {
+    for (int t = 0; t < PD_DTYPE_COUNT + NAMES_ONLY; t++) {
         pydtype *o = (pydtype *)((PyTypeObject *)pd_py.dtype)->tp_alloc((PyTypeObject *)pd_py.dtype, 0);
         if (!o) return -1;
-        o->value = (pd_dtype)t;
-        pd_py.dtypes[t] = (PyObject *)o;
-        if (PyModule_AddObjectRef(module, pd_dtype_name((pd_dtype)t), (PyObject *)o)) return -1;
+        o->value = t;
+        if (PyModule_AddObjectRef(module, name_of_dtype(t), (PyObject *)o)) return -1;
+        if (t < PD_DTYPE_COUNT) pd_py.dtypes[t] = (PyObject *)o;
+        else Py_DECREF(o);
     }
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++) {
         PyObject *o = PyObject_GetAttrString(module, aliases[i][1]);
@@ -320,10 +345,13 @@ static PyType_Spec format_spec = {.name = "pydist._C.memory_format", .basicsize 
                                   .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
 static int add_formats(PyObject *module) {
-    const struct { const char *name; PyObject **keep;
+    const struct {
+        const char *name;
+        PyObject **keep;
     } all[] = {{"contiguous_format", &pd_py.contiguous_format},
                {"preserve_format", &pd_py.preserve_format},
-               {"channels_last", &pd_py.channels_last}};
+               {"channels_last", &pd_py.channels_last},
+               {"channels_last_3d", &pd_py.channels_last_3d}};
     if (!pd_py_type(module, &format_spec, NULL, &pd_py.memory_format)) return -1;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         PyTypeObject *type = (PyTypeObject *)pd_py.memory_format;

@@ -87,6 +87,27 @@ def _direction(mode, x, sizes, state, weights, reverse):
     return _C.cat(outputs), state
 
 
+def run_layers(mode, x, sizes, states, weights, bidirectional, dropout, training):
+    """All layers of a recurrent network: x [sum of sizes, I] -> (output, last states [layers * directions, B, .]).
+    weights: a dictionary (weight_ih, weight_hh, perhaps bias_ih, bias_hh, weight_hr) for each layer and direction."""
+    directions = 2 if bidirectional else 1
+    last = []
+    for first in range(0, len(weights), directions):
+        outputs = []
+        for d in range(directions):
+            own = weights[first + d]
+            gates = F.linear(x, own["weight_ih"], own.get("bias_ih"))
+            hidden = [own["weight_hh"], own.get("bias_hh")]
+            hidden += [own["weight_hr"]] if "weight_hr" in own else []
+            out, end = _direction(mode, gates, sizes, tuple(s[first + d] for s in states), hidden, d == 1)
+            outputs.append(out)
+            last.append(end)
+        x = _C.cat(outputs, 1) if directions == 2 else outputs[0]
+        if dropout and first + directions < len(weights):
+            x = F.dropout(x, dropout, training)
+    return x, [_C.stack(list(parts)) for parts in zip(*last)]
+
+
 class RNNBase(Module):
     """The common part of RNN, LSTM and GRU: parameters with PyTorch's names, layers, directions, packed sequences."""
 
@@ -170,24 +191,8 @@ class RNNBase(Module):
 
     def _run(self, x, sizes, states):
         """x [sum of sizes, I] -> (output, last states [layers * directions, B, .])."""
-        directions = 2 if self.bidirectional else 1
-        last = []
-        for layer in range(self.num_layers):
-            outputs = []
-            for d in range(directions):
-                k = layer * directions + d
-                names = self._names[k]
-                weights = {kind: getattr(self, name) for kind, name in names.items()}
-                gates = F.linear(x, weights["weight_ih"], weights.get("bias_ih"))
-                hidden = [weights["weight_hh"], weights.get("bias_hh")]
-                hidden += [weights["weight_hr"]] if self.proj_size else []
-                out, end = _direction(self.mode, gates, sizes, tuple(s[k] for s in states), hidden, d == 1)
-                outputs.append(out)
-                last.append(end)
-            x = _C.cat(outputs, 1) if directions == 2 else outputs[0]
-            if self.dropout and layer < self.num_layers - 1:
-                x = F.dropout(x, self.dropout, self.training)
-        return x, [_C.stack(list(parts)) for parts in zip(*last)]
+        weights = [{kind: getattr(self, name) for kind, name in names.items()} for names in self._names]
+        return run_layers(self.mode, x, sizes, states, weights, self.bidirectional, self.dropout, self.training)
 
     def _packed(self, input, hx):
         sizes = input.batch_sizes.tolist()
