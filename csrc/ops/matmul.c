@@ -401,6 +401,17 @@ static bool grads_at_once(pd_vjp *v, pd_tensor *g, pd_tensor *x) {
     return true;
 }
 
+/* The sums of g's columns: on a GPU autocast's in float32 at once, as the product of the weight's gradient. */
+static pd_tensor *bias_gradient(pd_vjp *v, pd_tensor *g) {
+    const pd_reduce_attrs over = {.dim = {.n = 1, .v = {0}}, .dtype = PD_NO_DTYPE};
+    const bool wide = g && g->dtype == PD_BF16 && pd_vjp_may_widen(v, 2) && pd_device_here->kernels;
+    if (v->status || !wide || !pd_tensor_is_contiguous(g)) return pd_x_call1(v, PD_OP_sum, g, &over);
+    pd_tensor *gb = pd_x_new(v, PD_F32, 1, &g->size[1]);
+    const pd_block b = {1, g->size[0], g->size[1]};
+    if (gb) pd_here()->fold(PD_FOLD_SUM, PD_BF16, PD_F32, &b, pd_tensor_data(g), pd_tensor_data(gb));
+    return gb;
+}
+
 static void linear_vjp(pd_vjp *v) {
     pd_tensor *g = v->g[0], *w = pd_vjp_in(v, 1), *x = pd_vjp_in(v, 0);
     const pd_edge *ex = &v->node->edges[0];
@@ -420,8 +431,7 @@ static void linear_vjp(pd_vjp *v) {
         pd_tensor *gt = turned(v, g2);
         pd_vjp_set(v, 1, grad_product(v, 1, gt, x2, pd_vjp_destination(v, 1)));
     }
-    pd_reduce_attrs over = {.dim = {.n = 1, .v = {0}}, .dtype = PD_NO_DTYPE};
-    if (pd_vjp_needs(v, 2)) pd_vjp_set(v, 2, pd_x_call1(v, PD_OP_sum, g2, &over));
+    if (pd_vjp_needs(v, 2)) pd_vjp_set(v, 2, bias_gradient(v, g2));
 }
 
 const pd_op pd_op_linear = {

@@ -138,21 +138,21 @@ static pd_work work_of(row_range, pd_dtype t, void *, int64_t n, double, double)
     return {"range", 0, (double)n * size_of(t), 0, n > 0};
 }
 
-/* Stages over chunks, as in fold.cu; between two stages the results of chunks are written and read. A last launch
-   converts. */
+/* One launch, or, as in fold.cu, one for parts of a long axis and one for the results of the parts. */
 static pd_work folded(std::string kind, pd_block b, double size, double wide, double out) {
     const bool rows = b.inner == 1 && b.n > 64;
-    const int64_t count = b.outer * b.inner, most = rows ? 4096 : 64,
-                  chunk = rows && b.n > most * most ? (b.n + most - 1) / most : most;
-    pd_work w = {kind, 0, 0, 0, 0};
-    for (int64_t parts = 0; count && parts != 1; b.n = parts, size = wide, w.launches++) {
-        parts = b.n ? (b.n + chunk - 1) / chunk : 1;
-        w.read += (double)(count * b.n) * size;
-        w.written += (double)(count * parts) * wide;
-    }
-    w.read += (double)count * wide;
-    w.written += (double)count * out;
-    w.launches += count > 0;
+    const int64_t count = b.outer * b.inner, blocks = (count + 255) / 256, chunk = rows ? 4096 : 64,
+                  most = rows         ? 4096
+                         : blocks > 8 ? 1024 / blocks
+                                      : 128;
+    int64_t parts = b.n > 64 ? (b.n + chunk - 1) / chunk : 1;
+    if (!count) return {kind, 0, 0, 0, 0};
+    if (parts > most) parts = most > 1 ? most : 1;
+    pd_work w = {kind, (double)(count * b.n) * size, (double)count * out, 0, 1};
+    if (parts == 1) return w;
+    w.read += (double)(count * parts) * wide;
+    w.written += (double)(count * parts) * wide;
+    w.launches++;
     return w;
 }
 static pd_work work_of(row_fold, pd_fold, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *, void *) {

@@ -57,8 +57,10 @@ def test_elementwise_kernels_count_each_operand_once():
 
 def test_a_reduction_counts_its_stages():
     x = cuda(10000, dtype=pydist.bfloat16)
-    # three chunks of 4096, one of the three sums, the conversion
-    assert kinds_of(x.sum) == {"fold bfloat16": (3, 20000 + 12 + 4, 12 + 4 + 2)}
+    assert kinds_of(x.sum) == {"fold bfloat16": (2, 20000 + 12, 12 + 2)}  # three parts, and one of the three sums
+    rows = cuda(300, 40, dtype=pydist.bfloat16)
+    assert kinds_of(lambda: rows[:50].sum(0)) == {"fold bfloat16": (1, 50 * 80, 80)}
+    assert kinds_of(lambda: rows.sum(0)) == {"fold bfloat16": (2, 300 * 80 + 5 * 160, 5 * 160 + 80)}
 
 
 def test_layer_norm_counts_one_pass():
@@ -219,8 +221,8 @@ def test_a_training_step_of_gpt2_is_counted(capsys):
     count.report("gpt2-124M", found, machine)
     now = count.totals(machine, found["kinds"])
     then = count.totals(machine, json.loads((TOP / "benchmarks/counted/gpt2-124M.json").read_text())["kinds"])
-    assert now["flops"] <= then["flops"] and now["bytes"] < 0.7 * then["bytes"]
-    assert now["ms"] < 75 and now["launches"] < 660
+    assert now["flops"] <= then["flops"] and now["bytes"] < 0.684 * then["bytes"]
+    assert now["ms"] < 72.8 and now["launches"] <= 498
     said = capsys.readouterr().out
     assert (
         f"sum: {now['launches']:.0f} launches" in said and f"bytes {now['bytes'] / then['bytes']:.2f}, memory" in said

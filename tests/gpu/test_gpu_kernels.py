@@ -47,6 +47,39 @@ def test_rows_in_order(n):
     near(lambda v: v.cumsum(1), pydist.randn(3, n).double(), by=1e-10)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "int32", "uint8"])
+@pytest.mark.parametrize("shape", [(1, 65, 1024), (2, 700, 40), (3, 129, 7), (1, 3000, 264), (5, 64, 9), (2, 9000, 1)])
+def test_folds_of_columns_and_rows(shape, dtype):
+    """In vectors and one by one where memory is not aligned; of one part and of several, in the same order every time."""
+    values = np.random.default_rng(3).integers(0, 100, shape) / (1 if "int" in dtype else 128)
+    x = pydist.tensor(values).to(getattr(pydist, dtype))
+    apart = pydist.cat([x[:1, :1, :1].reshape(1), x.reshape(-1)]).cuda()[1:].view(shape)
+    exact = x.double().numpy()
+    by = 1e-2 if dtype == "bfloat16" else 1e-5
+    for there in (x.cuda(), apart):
+        total = there.sum(1)
+        np.testing.assert_allclose(total.cpu().double().numpy(), exact.sum(1), rtol=by)
+        assert total.tolist() == there.sum(1).tolist()
+        assert there.amax(1).cpu().double().tolist() == exact.max(1).tolist()
+        assert there.amin(1).cpu().double().tolist() == exact.min(1).tolist()
+        assert (there > 99 / 128).any(1).tolist() == (exact > 99 / 128).any(1).tolist()
+        if "float" in dtype:
+            np.testing.assert_allclose(there.mean(1).cpu().double().numpy(), exact.mean(1), rtol=by)
+            np.testing.assert_allclose(pydist.linalg.vector_norm(there).item(), np.linalg.norm(exact), rtol=by)
+
+
+def test_the_gradient_of_a_bias_is_summed_in_float32():
+    """Autocast's gradient of 16 bits is summed once, and not rounded to 16 bits again."""
+    layer, x = pydist.nn.Linear(24, 40).cuda(), pydist.randn(3, 100, 24).cuda()
+    g = pydist.randn(3, 100, 40).to("cuda", pydist.bfloat16)
+    with pydist.autocast("cuda", dtype=pydist.bfloat16):
+        y = layer(x)
+    y.backward(g)
+    exact = g.cpu().double().numpy().sum((0, 1))
+    assert layer.bias.grad.dtype == pydist.float32
+    np.testing.assert_allclose(layer.bias.grad.cpu().numpy(), exact, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("other", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_floats_of_different_sizes_and_numbers(dtype, other):
