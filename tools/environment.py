@@ -63,6 +63,7 @@ OTHERS = {
         "XDG_CACHE_HOME": "the user's cache: tune.json and downloads; default: ~/.cache",
         "TORCH_HOME": "the folder of `pydist.hub`'s downloads; default: torch in the user's cache",
         "PYDIST_FOLD": "the default of the launcher's `--fold`: auto or off",
+        "KERAS_BACKEND": "Keras runs over pydist whether this is unset, tensorflow, jax or torch; other values are an error",
         "NO_COLOR": "anything: the launcher writes no colours",
         "TERM": "dumb: the launcher treats the terminal as a file",
         "COLUMNS": "the width for progress bars, where the output is no terminal",

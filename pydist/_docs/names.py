@@ -1,10 +1,20 @@
 """Which names are public, and where each is documented. Needs nothing but pydist."""
 
 import importlib
+import os
 import pkgutil
 import types
 
 import pydist
+
+
+def walk(folders=None, prefix="pydist."):
+    """The names of the package's modules. pydist.keras is left out: it is Keras, with pydist in the place of torch."""
+    for finder, name, is_package in pkgutil.iter_modules(folders or pydist.__path__, prefix):
+        if name != "pydist.keras":
+            yield name
+            if is_package:
+                yield from walk([os.path.join(finder.path, name.rpartition(".")[2])], f"{name}.")
 
 
 def modules():
@@ -12,9 +22,8 @@ def modules():
 
     A module is public where no part of its name begins with an underscore.
     """
-    names = [name for _, name, _ in pkgutil.walk_packages(pydist.__path__, "pydist.", onerror=lambda name: None)]
     found, missing = {}, {}
-    for name in ["pydist", *sorted(name for name in names if "._" not in name)]:
+    for name in ["pydist", *sorted(name for name in walk() if "._" not in name)]:
         try:
             found[name] = importlib.import_module(name)
         except ImportError as error:  # of an extra that is not installed

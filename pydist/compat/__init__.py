@@ -2,8 +2,9 @@
 
 `install()` makes `torch`, `torchvision` and their submodules pydist's modules of the same names. They stay the same
 objects: `torch.nn is pydist.nn`. A name that pydist does not have fails when it is used; the error has the name and
-similar names. `tensorboardX` becomes our SummaryWriter if that package is not installed. Child processes inherit this
-(`environment()`). For pytest use `-p pydist.compat`; a notebook calls `install()`.
+similar names. `tensorboardX` becomes our SummaryWriter if that package is not installed, and `keras` runs over pydist
+(`pydist.keras`). Child processes inherit this (`environment()`). For pytest use `-p pydist.compat`; a notebook calls
+`install()`.
 """
 
 import difflib
@@ -20,6 +21,9 @@ _VERSIONS = {"torch": "2.13.0+pydist", "torchvision": "0.28.0+pydist"}
 
 # packages that scripts use with torch: ours if not installed
 _STAND_INS = {"tensorboardX": "pydist.compat.tensorboardx"}
+
+# installed packages that one of our modules imports, and changes, when a program first imports them
+_PREPARED = {"keras": "pydist.keras"}
 
 _PATH = os.path.join(os.path.dirname(__file__), "path")  # the files there call install()
 
@@ -88,10 +92,21 @@ class _Loader(importlib.abc.Loader):
             module.__spec__ = self.spec
 
 
+def _installed(name):
+    """The spec of an installed top-level package, or None. Our own files and bare folders of that name do not count."""
+    spec = importlib.machinery.PathFinder.find_spec(name, [part for part in sys.path if part != _PATH])
+    return spec if spec and spec.loader else None
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
+        if name in _PREPARED:
+            theirs = _installed(name)
+            if theirs is None or _PREPARED[name] in sys.modules:  # missing, or our module imports it now
+                return theirs
+            return importlib.machinery.ModuleSpec(name, _Loader(_PREPARED[name]), is_package=True)
         if name in _STAND_INS:
-            theirs = importlib.machinery.PathFinder.find_spec(name, [part for part in sys.path if part != _PATH])
+            theirs = _installed(name)
             return theirs or importlib.machinery.ModuleSpec(name, _Loader(_STAND_INS[name]))
         ours = _ours(name)
         if ours is None:

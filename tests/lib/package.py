@@ -2,18 +2,22 @@
 
 import doctest
 import importlib
-import pkgutil
+import importlib.metadata
 from collections import Counter
 
-import pydist
+from pydist._docs.names import walk
 
 COMPARED = Counter()  # what tests have compared with torch, said at the end
 
 
+def installed(name):
+    """Whether pip has installed a package of that name. A folder of that name does not count."""
+    return any(importlib.metadata.distributions(name=name))
+
+
 def modules():
     """All modules of the package."""
-    found = pkgutil.walk_packages(pydist.__path__, "pydist.")
-    return [name for _, name, _ in found if name not in ("pydist._C", "pydist._mpi", "pydist._cuda")]
+    return [name for name in walk() if name not in ("pydist._C", "pydist._mpi", "pydist._cuda")]
 
 
 def doctests():
