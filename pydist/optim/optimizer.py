@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
-from pydist import _C
+from pydist import _C, _replicas
 from pydist._grad_mode import enable_grad
 from pydist.utils.hooks import RemovableHandle
 
@@ -26,10 +26,7 @@ def _whole(step):
     """`step` with the beginning and the end that all steps have. If a step calls its base class's step, they run
     once."""
 
-    @functools.wraps(step)
-    def wrapper(self, *args, **kwargs):
-        if self._is_stepping:
-            return step(self, *args, **kwargs)
+    def plain(self, *args, **kwargs):
         args, kwargs = self._begin_step(args, kwargs)
         self._is_stepping = True
         try:
@@ -39,6 +36,14 @@ def _whole(step):
         if self._step_post_hooks:
             self._end_step(args, kwargs)
         return result
+
+    @functools.wraps(step)
+    def wrapper(self, *args, **kwargs):
+        if self._is_stepping:
+            return step(self, *args, **kwargs)
+        if _replicas.step is not None:
+            return _replicas.step(self, plain, args, kwargs)
+        return plain(self, *args, **kwargs)
 
     return wrapper
 
@@ -65,6 +70,8 @@ class Optimizer:
         self.state = defaultdict(dict)
         self.param_groups = []
         self._make_private()
+        if _replicas.made is not None:
+            _replicas.made(self)
         groups = list(params)
         if not groups:
             raise ValueError("optimizer got an empty parameter list (expected at least one parameter)")

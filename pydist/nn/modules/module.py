@@ -4,7 +4,7 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Mapping
 from warnings import warn
 
-from pydist import _C
+from pydist import _C, _replicas
 from pydist._grad_mode import no_grad
 from pydist.nn.modules._backward import BackwardHooks
 from pydist.nn.parameter import Buffer, Parameter
@@ -68,6 +68,8 @@ class Module:
             _modules={},
             **{register: OrderedDict() for register in _HOOKS},
         )
+        if _replicas.made is not None:
+            _replicas.made(self)
 
     # Calling.
 
