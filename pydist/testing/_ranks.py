@@ -163,9 +163,15 @@ def _sendable(value):
     return None
 
 
+def _join_group(rank, world):
+    """How a rank's process begins: it joins the others."""
+    _C.set_num_threads(max(1, _C.get_num_threads() // world))
+    distributed.init_process_group(rank=rank, world_size=world)
+
+
 def _child(data, rank, args, box, parent, meeting):
     """Runs a rank as a process. Its outcome goes into the box."""
-    world, module = args
+    world, module, begin = args
     _become_child(parent, meeting)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     faulthandler.enable(os.dup(box.fd))  # until the process ends
@@ -173,8 +179,7 @@ def _child(data, rank, args, box, parent, meeting):
         if module is not None:
             _load(*module)
         fn, args = pickle.loads(data)
-        _C.set_num_threads(max(1, _C.get_num_threads() // world))
-        distributed.init_process_group(rank=rank, world_size=world)
+        begin(rank, world)
         result = fn(rank, *args)
         try:
             outcome = "returned", pickle.dumps(result)
@@ -222,10 +227,10 @@ def _failure(rank, world, process, box):
     return RankFailed(rank, world, f"exited with code {code}{when or ' and did not return'}", text), False
 
 
-def _in_processes(world, fn, args, timeout, patient):
+def _in_processes(world, fn, args, timeout, patient, begin=_join_group):
     data, module = _packed(fn, args)
     deadline = time.monotonic() + timeout
-    running = _start(_child, data, (world, module), world, report=_Box)
+    running = _start(_child, data, (world, module, begin), world, report=_Box)
     processes, boxes, failed = running.processes, running._reports, {}
 
     def look():
