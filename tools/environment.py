@@ -29,6 +29,7 @@ OTHERS = {
         "ROLE_WORLD_SIZE": "the same as WORLD_SIZE; for scripts",
         "MASTER_ADDR": 'the address of rank 0, without a launcher (`init_method="env://"`)',
         "MASTER_PORT": "the port that rank 0 listens on",
+        "TF_CONFIG": "a cluster and this task in it, as JSON; for `distribute.MultiWorkerMirroredStrategy`",
         "TORCHELASTIC_RUN_ID": "the job's name (`--rdzv-id`); for scripts",
         "TORCHELASTIC_RESTART_COUNT": "how often the job was started before; for scripts",
         "TORCHELASTIC_MAX_RESTARTS": "what `--max-restarts` says; for scripts",

@@ -1,0 +1,282 @@
+"""Datasets under a strategy: global batches whose rows are divided among the replicas, in the same number of steps
+on all ranks."""
+
+import contextlib
+import random
+import sys
+import zlib
+from array import array
+
+from pydist import _C
+from pydist.distribute.options import InputContext, InputReplicationMode
+from pydist.distribute.shares import rows_of
+from pydist.distribute.values import PerReplica
+from pydist.utils._pytree import tree_flatten
+
+__all__ = ["DistributedDataset", "DistributedDatasetsFromFunction", "DistributedIterator"]
+
+_SEED_BITS = 63
+_MISSING, _FAILED = -1, -2  # in the place of a number of rows: the dataset has ended, has raised
+
+
+def as_rows(element, where):
+    """(tensors, spec, rows) of an element. Raises ValueError unless all its parts are batches of the same rows."""
+    leaves, spec = tree_flatten(element)
+    tensors = []
+    for leaf in leaves:
+        if not isinstance(leaf, _C.Tensor):
+            if not hasattr(leaf, "__array__"):
+                raise TypeError(f"{where}: a part of an element is {type(leaf).__name__} (expected tensors or arrays)")
+            leaf = _C.as_tensor(leaf)
+        tensors.append(leaf)
+    rows = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
+    if len(rows) != 1 or None in rows:
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        raise ValueError(f"{where}: got an element with parts of shape {shapes} (expected batches of equal length)")
+    return tensors, spec, rows.pop()
+
+
+def _described(tensors, spec):
+    """The element_spec as a text, without the number of rows."""
+    return f"{spec} of {[(tuple(t.shape[1:]), str(t.dtype)) for t in tensors]}"
+
+
+def _checksum(tensors, rows):
+    """Of an element's first and last row: ranks whose pipelines shuffle differently differ here."""
+    found = 0
+    for tensor in tensors if rows else ():
+        for row in (tensor[:1], tensor[rows - 1 :]):
+            found = zlib.crc32(row.detach().cpu().contiguous().view(_C.uint8).numpy().tobytes(), found)
+    return found
+
+
+@contextlib.contextmanager
+def same_numbers(group):
+    """Inside, the generators of pydist, NumPy and Python begin with rank 0's seed, on all ranks; afterwards they are
+    as before."""
+    seed = _C.tensor([random.getrandbits(_SEED_BITS)], dtype=_C.int64)
+    group.broadcast(seed, 0, False)
+    seed, own, python = seed.item(), _C.get_rng_state(), random.getstate()
+    numpy = sys.modules.get("numpy")
+    theirs = numpy.random.get_state() if numpy else None
+    _C.manual_seed(seed)
+    random.seed(seed)
+    if numpy:
+        numpy.random.seed(seed % (1 << 32))
+    try:
+        yield
+    finally:
+        _C.set_rng_state(own)
+        random.setstate(python)
+        if numpy:
+            numpy.random.set_state(theirs)
+
+
+def shard_policy(dataset):
+    """The name of a dataset's AutoShardPolicy: "AUTO" if it has none."""
+    options = getattr(dataset, "options", None)
+    options = options() if callable(options) else options
+    policy = getattr(getattr(options, "experimental_distribute", None), "auto_shard_policy", None)
+    return getattr(policy, "name", policy) or "AUTO"
+
+
+class DistributedDataset:
+    """What `experimental_distribute_dataset` returns: an iterable. Each element is an element of the dataset with
+    PerReplica parts where the process has several replicas, else with this rank's rows."""
+
+    def __init__(self, strategy, dataset, options=None):
+        if not hasattr(dataset, "__iter__"):
+            raise TypeError(
+                f"experimental_distribute_dataset: dataset is {type(dataset).__name__} (expected an iterable)"
+            )
+        self._check_options(options)
+        self._strategy, self._dataset = strategy, dataset
+        self._policy = shard_policy(dataset)
+
+    @staticmethod
+    def _check_options(options):
+        mode = getattr(options, "experimental_replication_mode", None)
+        if mode is InputReplicationMode.PER_REPLICA:
+            raise NotImplementedError("InputOptions: PER_REPLICA (expected InputReplicationMode.PER_WORKER)")
+
+    _op = "experimental_distribute_dataset"
+
+    def __iter__(self):
+        return DistributedIterator(self._strategy, self._dataset, self._op, self._divide, self._policy)
+
+    def _divide(self, tensors, rows):
+        """The tensors of each local replica."""
+        if self._policy == "OFF":
+            return [tensors] * len(self._strategy._devices)
+        return [[t[first:last] for t in tensors] for first, last in rows_of(rows, self._strategy)]
+
+    def __len__(self):
+        return len(self._dataset)
+
+    @property
+    def element_spec(self):
+        """That of the dataset, if it has one."""
+        return getattr(self._dataset, "element_spec", None)
+
+
+class DistributedDatasetsFromFunction(DistributedDataset):
+    """What `distribute_datasets_from_function` returns: each rank has its own dataset, of batches for one replica."""
+
+    _op = "distribute_datasets_from_function"
+
+    def __init__(self, strategy, dataset_fn, options=None):
+        if not callable(dataset_fn):
+            raise TypeError(
+                f"{self._op}: dataset_fn is {type(dataset_fn).__name__} (expected a function of InputContext)"
+            )
+        self._check_options(options)
+        group = strategy._group
+        world, rank = (1, 0) if group is None else (group.size, group.rank)
+        self._strategy, self._policy = strategy, "OWN"
+        self._dataset = dataset_fn(InputContext(world, rank, strategy.num_replicas_in_sync))
+        if not hasattr(self._dataset, "__iter__"):
+            raise TypeError(f"{self._op}: dataset_fn gave {type(self._dataset).__name__} (expected an iterable)")
+
+    def __iter__(self):
+        source = _several(self._dataset, len(self._strategy._devices), self._op)
+        return DistributedIterator(self._strategy, source, self._op, None, self._policy)
+
+
+class _several:
+    """An iterable of a batch for each local replica: [(tensors, spec, rows)] by replica, the last ones without rows."""
+
+    def __init__(self, dataset, count, op):
+        self._dataset, self._count, self._op = dataset, count, op
+
+    def __iter__(self):
+        batches = []
+        for element in self._dataset:
+            batches.append(as_rows(element, self._op))
+            if len(batches) == self._count:
+                yield batches
+                batches = []
+        if batches:
+            tensors, spec, _ = batches[0]
+            yield batches + [([t[:0] for t in tensors], spec, 0)] * (self._count - len(batches))
+
+
+class DistributedIterator:
+    """One pass over a distributed dataset. Before each step the ranks compare 32 bytes: how many rows each has, the
+    element's structure, and a checksum of its first and last row."""
+
+    def __init__(self, strategy, source, op, divide, policy):
+        self._strategy, self._op, self._divide, self._policy = strategy, op, divide, policy
+        self._source, self._iterator, self._step, self._last = source, None, 0, None
+
+    def __iter__(self):
+        return self
+
+    def get_next(self):
+        """The next element. Raises StopIteration at the end."""
+        return next(self)
+
+    def _fetch(self):
+        """(batches by local replica or [(tensors, spec, rows)] of the global batch, or None at the end)."""
+        if self._iterator is None:
+            group = self._strategy._group
+            with same_numbers(group) if group is not None and self._policy != "OWN" else contextlib.nullcontext():
+                self._iterator = iter(self._source)
+                return self._next_of_source()
+        return self._next_of_source()
+
+    def _next_of_source(self):
+        try:
+            element = next(self._iterator)
+        except StopIteration:
+            return None
+        return element if self._policy == "OWN" else [as_rows(element, self._op)]
+
+    def __next__(self):
+        error = batches = None
+        try:
+            batches = self._fetch()
+        except Exception as raised:
+            error = raised
+        if self._strategy._group is not None:
+            batches = self._agree(batches, error)
+        if error is not None:
+            raise error
+        if batches is None:
+            raise StopIteration
+        self._step += 1
+        spec = batches[0][1]
+        if self._policy != "OWN":
+            tensors, _, rows = batches[0]
+            parts = self._divide(tensors, rows)
+        else:
+            parts = [tensors for tensors, _, _ in batches]
+        return spec.unflatten([values[0] if len(values) == 1 else PerReplica(values) for values in zip(*parts)])
+
+    def _agree(self, batches, error):
+        """The batches with which this rank takes part in the step; None at the end on all ranks. Raises an error on all
+        ranks if one of them has raised or their datasets differ."""
+        group, own = self._strategy._group, self._policy == "OWN"
+        rows = sum(rows for _, _, rows in batches) if batches else _FAILED if error is not None else _MISSING
+        described = _described(*batches[0][:2]) if batches else ""
+        word = zlib.crc32(described.encode())
+        checksum = 0 if own or not batches or self._policy == "OFF" else _checksum(batches[0][0], rows)
+        table = array("q", bytes(32 * group.size))
+        group.all_gather(table, array("q", [rows, word, checksum, own]))
+        all_rows = list(table[0::4])
+        if _FAILED in all_rows:
+            if error is None:
+                rank = all_rows.index(_FAILED)
+                raise RuntimeError(f"{self._op}: the dataset of rank {rank} has raised an error in step {self._step}")
+            return None
+        if all(count == _MISSING for count in all_rows):
+            return None
+        there = [rank for rank, count in enumerate(all_rows) if count != _MISSING]
+        self._check_specs(described, {table[4 * rank + 1] for rank in there})
+        if not own:
+            self._check_same(all_rows, list(table[2::4]))
+            return batches
+        return self._filled(batches, len(there) < group.size, there[0])
+
+    def _check_specs(self, described, words):
+        if len(words) < 2:
+            return
+        for rank, other in enumerate(self._texts(described)):
+            if other and described and other != described:
+                raise ValueError(
+                    f"{self._op}: rank {self._strategy._group.rank} has elements {described}, rank {rank} "
+                    f"{other} in step "
+                    f"{self._step} (expected the same)"
+                )
+        raise ValueError(f"{self._op}: the ranks' elements differ in step {self._step} (expected the same structure)")
+
+    def _texts(self, text):
+        from pydist.distributed._ops.objects import all_gather_object
+
+        found = [None] * self._strategy._group.size
+        all_gather_object(found, text, self._strategy._group)
+        return found
+
+    def _check_same(self, all_rows, checksums):
+        for rank, (rows, checksum) in enumerate(zip(all_rows, checksums)):
+            if rows != all_rows[0]:
+                said = [f"{n} rows" if n >= 0 else "no more rows" for n in (all_rows[0], rows)]
+                raise ValueError(
+                    f"{self._op}: rank 0 has {said[0]}, rank {rank} {said[1]} in step {self._step} (expected "
+                    "the same dataset on all ranks; "
+                    "distribute_datasets_from_function takes one of each rank's own)"
+                )
+            if checksum != checksums[0]:
+                raise ValueError(
+                    f"{self._op}: rank {rank} has other rows than rank 0 in step {self._step} (expected the "
+                    "same order on all "
+                    "ranks: seed the shuffle; distribute_datasets_from_function takes one of each rank's own)"
+                )
+
+    def _filled(self, batches, some_ended, source):
+        """The batches of this rank; one without rows, of the structure of the others', if its dataset has ended."""
+        if some_ended:
+            mine = None if batches is None else [([t[:0] for t in batches[0][0]], batches[0][1], 0)]
+            found = self._texts(mine)[source]
+            if batches is None:
+                batches = found * len(self._strategy._devices)
+        return batches

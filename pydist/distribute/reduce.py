@@ -1,0 +1,96 @@
+"""How values of replicas are combined: one tree over all replicas of all processes, so that all get the same bits."""
+
+from enum import Enum
+
+from pydist._grad_mode import no_grad
+
+__all__ = ["CrossDeviceOps", "HierarchicalCopyAllReduce", "NcclAllReduce", "ReduceOp", "ReductionToOneDevice"]
+
+
+class ReduceOp(Enum):
+    """SUM, or MEAN over the replicas."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+    @classmethod
+    def from_name(cls, op):
+        """The ReduceOp of a name such as "sum" or "MEAN". Raises ValueError for others."""
+        if isinstance(op, cls):
+            return op
+        name = getattr(op, "name", op)  # also of another library's enumeration
+        if isinstance(name, str) and name.upper() in cls.__members__:
+            return cls[name.upper()]
+        raise ValueError(f"reduce_op is {op!r} (expected ReduceOp.SUM or ReduceOp.MEAN)")
+
+
+def tree_sum(parts):
+    """The sum of tensors in the order ((0 1) (2 3)) ..., as a new tensor."""
+    if len(parts) == 1:
+        return parts[0].clone()
+    half = 1 << (len(parts) - 1).bit_length() - 1
+    return _tree(parts[:half]) + _tree(parts[half:])
+
+
+def _tree(parts):
+    return parts[0] if len(parts) == 1 else tree_sum(parts)
+
+
+def same_kinds(tensors):
+    """The positions of tensors by their dtype and device."""
+    found = {}
+    for i, tensor in enumerate(tensors):
+        found.setdefault((tensor.dtype, tensor.device), []).append(i)
+    return found.values()
+
+
+def all_reduce(group, tensors, scale=1.0):
+    """Sums tensors over the ranks of `group` in place, one collective for each dtype. None: no other rank."""
+    for positions in same_kinds(tensors) if group is not None else ():
+        group.all_reduce([tensors[i] for i in positions], "sum", False)
+    if scale != 1.0:
+        for i, tensor in enumerate(tensors):
+            tensors[i] = tensor * scale
+    return tensors
+
+
+def add(parts_of, group):
+    """[the sum over all replicas] of tensors that are given as one list for each: its parts on the local replicas."""
+    with no_grad():
+        return all_reduce(group, [tree_sum([part.detach() for part in parts]) for parts in parts_of])
+
+
+class CrossDeviceOps:
+    """How replicas of one process are combined. All kinds add in the same order and differ in name only."""
+
+    def __init__(self, num_packs=1):
+        self.num_packs = num_packs
+
+    def reduce(self, reduce_op, per_replica_value, destinations=None, options=None):
+        """The sum or mean of a PerReplica."""
+        from pydist.distribute.values import as_tensor
+
+        parts = [as_tensor(value, "reduce") for value in getattr(per_replica_value, "values", [per_replica_value])]
+        total = tree_sum(parts)
+        return total / len(parts) if ReduceOp.from_name(reduce_op) is ReduceOp.MEAN else total
+
+    def batch_reduce(self, reduce_op, value_destination_pairs, options=None):
+        """`reduce` of each (value, destination)."""
+        return [self.reduce(reduce_op, value, where) for value, where in value_destination_pairs]
+
+
+class NcclAllReduce(CrossDeviceOps):
+    """Accepted; the engine chooses NCCL itself for tensors on GPUs."""
+
+
+class HierarchicalCopyAllReduce(CrossDeviceOps):
+    """Accepted; the engine chooses by topology itself."""
+
+
+class ReductionToOneDevice(CrossDeviceOps):
+    """Accepted; `reduce_to_device` and `accumulation_fn` may only be None."""
+
+    def __init__(self, reduce_to_device=None, accumulation_fn=None):
+        super().__init__()
+        if accumulation_fn is not None:
+            raise NotImplementedError("ReductionToOneDevice: accumulation_fn (expected None: sums are tree sums)")

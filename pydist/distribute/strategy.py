@@ -1,0 +1,445 @@
+"""Strategy: who the replicas are, and what runs on all of them."""
+
+import contextlib
+import re
+import weakref
+
+from pydist import _C, _replicas
+from pydist._grad_mode import no_grad
+from pydist.distribute.cluster_resolver import SimpleClusterResolver
+from pydist.distribute.context import caller, here
+from pydist.distribute.options import ValueContext
+from pydist.distribute.reduce import ReduceOp, add, all_reduce, same_kinds, tree_sum
+from pydist.distribute.replica import Crew, Private, ReplicaContext
+from pydist.distribute.values import DistributedValues, PerReplica, as_tensor, regroup, select
+from pydist.distributed._group import process_group
+from pydist.distributed._ops.agreement import check_agreement
+from pydist.optim.optimizer import Optimizer
+from pydist.utils._pytree import tree_map
+
+__all__ = ["OneDeviceStrategy", "Strategy", "StrategyExtended"]
+
+
+def device_of(name, strategy):
+    """The device of a name such as "CPU:0", "/gpu:1" or "cuda:0", as "cpu:0" or "cuda:1". Raises ValueError for one
+    that is not there."""
+    found = re.fullmatch(r"(?:/job:\w+)?(?:/replica:\d+)?(?:/task:\d+)?/?(?:device:)?(cpu|gpu|cuda|tpu|xpu)(?::(\d+))?",
+                         str(name).lower())  # fmt: skip
+    if not found:
+        raise ValueError(f"{strategy}: device is {name!r} (expected names such as 'CPU:0' or 'GPU:0')")
+    kind, index = {"gpu": "cuda"}.get(found[1], found[1]), int(found[2] or 0)
+    if kind in ("tpu", "xpu"):
+        raise ValueError(f"{strategy}: device {name!r}: there is no {kind.upper()} backend (expected a CPU or a GPU)")
+    count = 0 if _C.pretended_cuda() else _C.cuda_count()
+    if kind == "cuda" and index >= count:
+        why = f": {_C.cuda_why()}" if not count else ""
+        raise ValueError(f"{strategy}: device {name!r} is not there{why} (expected one of {count} GPUs or a CPU)")
+    return f"{kind}:{index}"
+
+
+def joined_group():
+    """The default process group, if this process is one of several ranks; None in a world of one."""
+    if getattr(process_group._here, "group", None) is None and process_group.get_world_size() == 1:
+        return None
+    group = process_group.current()
+    return group if group.size > 1 else None
+
+
+class Strategy:
+    """Runs functions on replicas, and models that are trained on all of them together. Its subclasses say who the
+    replicas are.
+
+    >>> from pydist import distribute
+    >>> strategy = distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> strategy.run(lambda: distribute.get_replica_context().replica_id_in_sync_group)
+    PerReplica(0, 1)
+    """
+
+    _is_set = False
+
+    def __init__(self, devices=("cpu:0",), group=None, resolver=None):
+        name = type(self).__name__
+        self._devices = tuple(device_of(device, name) for device in devices)
+        if len(set(self._devices)) < len(self._devices):
+            raise ValueError(f"{name}: devices are {list(devices)} (expected each once)")
+        if len(self._devices) > 1 and any(device.startswith("cuda") for device in self._devices):
+            raise NotImplementedError(
+                f"{name}: several GPUs in one process: start a rank for each with `python -m pydist.run "
+                "--nproc-per-node "
+                f"{len(self._devices)}`"
+            )
+        self._group, self._resolver = group, resolver
+        world, rank = (1, 0) if group is None else (group.size, group.rank)
+        self._first_replica = rank * len(self._devices)
+        self._count = world * len(self._devices)
+        self._context = ReplicaContext(self, self._first_replica)
+        self._made, self._known = (
+            [],
+            0,
+        )  # weak references to modules and optimizers, and how many of them are on all ranks
+        self.extended = StrategyExtended(self)
+
+    # Scope.
+
+    @contextlib.contextmanager
+    def scope(self):
+        """Modules and optimizers that are made in this block belong to the strategy. On several ranks they get rank 0's
+        values before the first step."""
+        if here.replica is not None and self._count > 1:
+            raise RuntimeError("scope: called in a replica (expected outside the function that strategy.run calls)")
+        if here.scopes and here.scopes[-1] is not self:
+            raise RuntimeError("scope: called in the scope of another strategy (expected one at a time)")
+        self._enter_scope()
+        here.scopes.append(self)
+        before, here.replica = here.replica, None
+        try:
+            with self._on_device():
+                yield self
+        finally:
+            here.replica = before
+            here.scopes.pop()
+            self._leave_scope()
+
+    def _enter_scope(self):
+        pass
+
+    def _leave_scope(self):
+        self._is_set = False
+
+    def _on_device(self):
+        kind = self._devices[0]
+        return contextlib.nullcontext() if kind.startswith("cpu") else _C.device(kind)
+
+    def _adopt(self, thing):
+        self._made.append(weakref.ref(thing))
+
+    def _things(self):
+        return [thing for thing in (made() for made in self._made) if thing is not None]
+
+    def _variables(self, things):
+        """(parameters, buffers) of modules and optimizers, each once."""
+        params, buffers = {}, {}
+        for thing in things:
+            if isinstance(thing, Optimizer):
+                params.update((id(p), p) for group in thing.param_groups for p in group["params"])
+            else:
+                params.update((id(p), p) for p in thing._parameters.values() if p is not None)
+                buffers.update((id(b), b) for b in thing._buffers.values() if b is not None)
+        return list(params.values()), list(buffers.values())
+
+    def _synchronize(self):
+        """Gives what was made since the last call rank 0's values. Returns (parameters, buffers) of all."""
+        params, buffers = self._variables(self._things())
+        if self._group is not None and len(self._made) > self._known:
+            values = [*params, *buffers]
+            lines = [f"of shape {tuple(v.shape)}, {v.dtype}" for v in values]
+            check_agreement(f"{type(self).__name__}: variable", lines, self._group)
+            for value in values:
+                self._group.broadcast(value.detach(), 0, False)
+        self._known = len(self._made)
+        return params, buffers
+
+    # Running.
+
+    def run(self, fn, args=(), kwargs=None, options=None):
+        """Calls fn(*args, **kwargs) on each replica; a PerReplica in the arguments gives each its own value.
+
+        Returns the results as PerReplica where this process has several replicas, else the result itself. If a
+        replica raises, or does not come to a merge that the others have come to, all of them get the error.
+        """
+        if here.replica is not None and here.replica.strategy is not default():
+            raise RuntimeError(
+                "strategy.run: called in a replica (expected outside the function that strategy.run calls)"
+            )
+        kwargs = kwargs or {}
+        local = len(self._devices)
+        self._check_values((args, kwargs))
+        params, buffers = self._synchronize() if self._count > 1 else ((), ())
+        if local == 1:
+            versions = [b._version for b in buffers]
+            before, here.replica = here.replica, self._context
+            try:
+                result = fn(*select(tuple(args), 0), **select(kwargs, 0))
+            finally:
+                here.replica = before
+            self._merge_buffers([b for b, version in zip(buffers, versions) if b._version != version])
+            return result
+
+        def body(i):
+            return lambda context: fn(*select(tuple(args), i), **select(kwargs, i))
+
+        results = Crew(self, [body(i) for i in range(local)], Private(params, buffers, local)).run()
+        self._merge_buffers(buffers)
+        return regroup(results)
+
+    def _check_values(self, tree):
+        def look(leaf):
+            if isinstance(leaf, DistributedValues) and len(leaf.values) != len(self._devices):
+                raise ValueError(
+                    f"strategy.run: got {len(leaf.values)} values by replica (expected {len(self._devices)}, as "
+                    "this process "
+                    "has replicas)"
+                )
+
+        tree_map(look, tree)
+
+    def _merge_buffers(self, buffers):
+        """Buffers that a run has changed get the mean over the ranks; integers keep rank 0's value."""
+        if self._group is None or not buffers:
+            return
+        with no_grad():
+            floats = [b.detach() for b in buffers if b.is_floating_point()]
+            for positions in same_kinds(floats):
+                self._group.all_reduce([floats[i] for i in positions], "avg", False)
+
+    # Values.
+
+    def experimental_local_results(self, value):
+        """The values of this process's replicas, as a tuple."""
+        return value.values if isinstance(value, DistributedValues) else (value,) * len(self._devices)
+
+    def _parts(self, value, op):
+        return [as_tensor(part, op) for part in self.experimental_local_results(value)]
+
+    def reduce(self, reduce_op, value, axis=None):
+        """The sum or mean over all replicas of a value of each, or of a tree of such values. All ranks get the
+        same bits.
+
+        With an `axis`, elements along it are added, too, and MEAN divides by how many there were in all: the exact
+        mean over the rows of a batch, however they were distributed.
+        """
+        op = ReduceOp.from_name(reduce_op)
+        self._check_cross("reduce")
+        return tree_map(lambda leaf: self._reduced(op, leaf, axis), value)
+
+    def _reduced(self, op, value, axis):
+        parts = self._parts(value, "reduce")
+        if axis is None:
+            total = add([parts], self._group)[0]
+            return total / self._count if op is ReduceOp.MEAN else total
+        if parts[0].dim() == 0:
+            raise ValueError(f"reduce: axis={axis} of a value without dimensions (expected axis=None)")
+        rows = sum(part.shape[axis] for part in parts)
+        if self._group is not None:
+            counted = _C.tensor([rows], dtype=_C.int64)
+            self._group.all_reduce(counted, "sum", False)
+            rows = counted.item()
+        total = add([[part.sum(axis) for part in parts]], self._group)[0]
+        return total / rows if op is ReduceOp.MEAN else total
+
+    def gather(self, value, axis):
+        """The tensors of all replicas, one behind the other along `axis`, on every rank. Their sizes along it may
+        differ."""
+        self._check_cross("gather")
+        return tree_map(lambda leaf: self._gathered(leaf, axis), value)
+
+    def _gathered(self, value, axis):
+        parts = self._parts(value, "gather")
+        if parts[0].dim() == 0:
+            raise ValueError("gather: got a value without dimensions (expected at least one)")
+        with no_grad():
+            own = _C.cat(parts, axis).movedim(axis, 0).contiguous()
+            if self._group is None:
+                return own.movedim(0, axis)
+            sizes = [None] * self._group.size
+            from pydist.distributed._ops.objects import all_gather_object
+
+            all_gather_object(sizes, (tuple(own.shape), str(own.dtype)), self._group)
+            for rank, (shape, dtype) in enumerate(sizes):
+                if (shape[1:], dtype) != (sizes[0][0][1:], sizes[0][1]):
+                    raise ValueError(
+                        f"gather: rank 0 has rows of {sizes[0][0][1:]}, {sizes[0][1]}, rank {rank} of "
+                        f"{shape[1:]}, {dtype} "
+                        "(expected the same)"
+                    )
+            found = [own.new_empty(shape) for shape, _ in sizes]
+            self._group.all_gather(found, own, False)
+            return _C.cat(found).movedim(0, axis)
+
+    def _check_cross(self, op):
+        if here.replica is not None and self._count > 1 and here.replica.strategy is self:
+            raise RuntimeError(
+                f"{op}: called in a replica (expected outside strategy.run, or ReplicaContext.all_reduce)"
+            )
+
+    def experimental_distribute_values_from_function(self, value_fn):
+        """The values that value_fn(ValueContext) gives for this process's replicas."""
+        first = self._first_replica
+        values = [value_fn(ValueContext(first + i, self._count)) for i in range(len(self._devices))]
+        return values[0] if len(values) == 1 else PerReplica(values)
+
+    # Data.
+
+    def experimental_distribute_dataset(self, dataset, options=None):
+        """A DistributedDataset: each batch of `dataset`, an iterable of (trees of) tensors, is a global one, whose
+        rows are divided among all replicas."""
+        from pydist.distribute.input import DistributedDataset
+
+        return DistributedDataset(self, dataset, options)
+
+    def distribute_datasets_from_function(self, dataset_fn, options=None):
+        """A DistributedDataset of what dataset_fn(InputContext) gives on each rank: batches of one replica."""
+        from pydist.distribute.input import DistributedDatasetsFromFunction
+
+        return DistributedDatasetsFromFunction(self, dataset_fn, options)
+
+    @property
+    def num_replicas_in_sync(self):
+        """The number of replicas of all processes."""
+        return self._count
+
+    @property
+    def cluster_resolver(self):
+        """The resolver, or None."""
+        return self._resolver
+
+    def __repr__(self):
+        return f"{type(self).__name__}(replica {self._first_replica} of {self._count}, {', '.join(self._devices)})"
+
+
+def default():
+    """The strategy without a scope."""
+    from pydist.distribute.context import default_strategy
+
+    return default_strategy()
+
+
+class _DefaultStrategy(Strategy):
+    """One replica, outside all scopes."""
+
+
+class OneDeviceStrategy(Strategy):
+    """One replica on `device`."""
+
+    def __init__(self, device):
+        super().__init__([device])
+
+
+class StrategyExtended:
+    """`strategy.extended`: what libraries use."""
+
+    def __init__(self, strategy):
+        self._of = weakref.ref(strategy)
+
+    @property
+    def _strategy(self):
+        return self._of()
+
+    @property
+    def worker_devices(self):
+        """The devices of this process's replicas."""
+        return self._strategy._devices
+
+    @property
+    def parameter_devices(self):
+        """The devices that hold parameters."""
+        return self._strategy._devices[:1]
+
+    def update(self, var, fn, args=(), kwargs=None, group=True):
+        """fn(var, *args, **kwargs), once: all replicas of a process share the variable. For merge_call."""
+        if here.replica is not None and self._strategy._count > 1:
+            raise RuntimeError("extended.update: called in a replica (expected in merge_call)")
+        given = (args, kwargs or {})
+
+        def look(leaf):
+            if isinstance(leaf, PerReplica):
+                raise ValueError("extended.update: an argument has a value for each replica (expected a reduced one)")
+
+        tree_map(look, given)
+        with no_grad():
+            result = fn(var, *args, **(kwargs or {}))
+        return result if group else [result]
+
+    def reduce_to(self, reduce_op, value, destinations=None, options=None):
+        """The sum or mean over all replicas."""
+        return self._strategy.reduce(reduce_op, value)
+
+    def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
+        """reduce_to for each (value, destination), with one collective for each dtype."""
+        strategy, op = self._strategy, ReduceOp.from_name(reduce_op)
+        totals = add(
+            [strategy._parts(value, "batch_reduce_to") for value, _ in value_destination_pairs], strategy._group
+        )
+        return [total / strategy._count if op is ReduceOp.MEAN else total for total in totals]
+
+    def colocate_vars_with(self, colocate_with_variable):
+        """A scope for variables beside another one: nothing to do."""
+        return contextlib.nullcontext()
+
+    def variable_created_in_scope(self, v):
+        """Whether a parameter or buffer belongs to a module or an optimizer that was made in the strategy's scope."""
+        params, buffers = self._strategy._variables(self._strategy._things())
+        return any(v is own for own in (*params, *buffers))
+
+
+# pydist's own modules and optimizers.
+
+
+def _made(thing):
+    if here.replica is not None and here.replica.num_replicas_in_sync > 1 and isinstance(thing, Optimizer):
+        raise RuntimeError(
+            f"{type(thing).__name__} was made in a replica, at {caller()} (expected in strategy.scope(), "
+            "outside strategy.run)"
+        )
+    if here.scopes:
+        here.scopes[-1]._adopt(thing)
+
+
+def _step(optimizer, plain, args, kwargs):
+    skip = kwargs.pop("skip_gradients_aggregation", False)
+    replica = here.replica
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return plain(optimizer, *args, **kwargs)
+    strategy, name = replica.strategy, type(optimizer).__name__
+    if not any(made() is optimizer for made in strategy._made):
+        raise ValueError(f"{name}.step: {name} was made outside strategy.scope() (expected inside, as its model)")
+    if args or kwargs:
+        raise ValueError(f"{name}.step: got a closure in a replica (expected none)")
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def merge(grads):
+        totals = grads[0] if skip else reduce_grads(params, grads, strategy, optimizer)
+        for p, total in zip(params, totals):
+            p.grad = total
+        plain(optimizer)
+        if len(grads) > 1:
+            for p in params:
+                p.grad = None
+        return [None] * len(grads)
+
+    grads = [p.grad for p in params]
+    if replica._member is not None:
+        for p in params:
+            p.grad = None
+    return replica.meet(f"{name}.step", grads, merge)
+
+
+def reduce_grads(params, grads, strategy, optimizer=None):
+    """The sum over all replicas of gradients, given as a list for each local replica. A gradient that no replica has
+    is None. `optimizer` may say by `_replica_reduction` that the mean is meant."""
+    with no_grad():
+        totals, there = [], []
+        for p, *parts in zip(params, *grads):
+            parts = [part.detach() for part in parts if part is not None]
+            there.append(float(bool(parts)))
+            totals.append(tree_sum(parts) if parts else _C.zeros_like(p))
+        if strategy._group is not None:
+            there = _C.tensor(there, dtype=_C.float32)
+            all_reduce(strategy._group, [*totals, there])
+            there = there.tolist()
+        if getattr(optimizer, "_replica_reduction", None) is ReduceOp.MEAN:
+            totals = [total.div_(strategy._count) for total in totals]
+    return [total if has else None for total, has in zip(totals, there)]
+
+
+_replicas.made, _replicas.step = _made, _step
+
+
+def local_resolver():
+    """The resolver of a process without a cluster, or of a rank that a launcher has started: its workers have names
+    in the place of addresses."""
+    rank, world = process_group.get_rank(), process_group.get_world_size()
+    if world == 1:
+        return SimpleClusterResolver({})
+    return SimpleClusterResolver({"worker": [f"rank{r}.launcher:{1 + r}" for r in range(world)]}, task_type="worker",
+                                 task_id=rank)  # fmt: skip
