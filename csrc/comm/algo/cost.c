@@ -130,7 +130,9 @@ static int64_t others_bytes(const pd_job *j, const pd_part *parts, int64_t k) {
 
 pd_cost pd_parts_read_cost(const pd_algo *a, const pd_job *j) {
     pd_cost c = {.steps = 2};
-    a->cost(j, 0, &c); /* the first piece is put before this is known */
+    const bool own_sizes = a == &pd_algo_all_to_all_parts;
+    const int64_t largest = own_sizes ? pd_parts_largest(j->size, j->gives) : j->takes[j->rank].count;
+    if (largest <= j->piece) a->cost(j, 0, &c); /* its parts are read from its slot */
     c.read[PD_LEVEL_MEMORY] = 0;
     for (int r = 0; r < j->size; r++)
         c.read[PD_LEVEL_MEMORY] += r == j->rank ? 0 : (int64_t)pd_job_bytes(j, j->takes[r].count);

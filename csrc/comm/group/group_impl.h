@@ -94,12 +94,14 @@ struct pd_work {
     const pd_algo *algo;
     pd_segment *segment; /* [strong] the segment in which the data are, or NULL */
     bool direct;         /* the data are large enough to use the segment */
+    bool not_put;        /* piece 0 is put if the ranks do not agree to read the data where they are */
     uint64_t site, hash;
     uint32_t seq;
     int64_t pieces, round;
     pd_part *parts;  /* NULL; or for parts of different sizes 2 * size of them, the job's gives and takes */
     int64_t largest; /* elements of the largest part that it gives; of all parts, if all ranks know the sizes */
     uint64_t sizes;  /* pd_parts_balance, or pd_parts_hash */
+    uint32_t shows;  /* flags in the line of a work with parts */
     bool read;       /* large parts are read in place */
     pd_timespan span;       /* for the profiler, from the moment it began to run */
     /* The gate that ends this round: opens when every rank's word has reached the target. */
@@ -165,8 +167,8 @@ pd_status pd_rounds_run(pd_group *g, pd_work *w, bool *done); /* runs as far as 
 static inline bool pd_parts_own_sizes(const pd_work *w) {
     return w->id.coll == PD_COLL_ALL_TO_ALL_PARTS;
 }
-void pd_parts_begin(const pd_group *g, pd_work *w, pd_line *l); /* fills the line of a work that has parts */
-pd_status pd_parts_meet(pd_group *g, pd_work *w); /* compares the lines once all are there */
+void pd_parts_begin(const pd_group *g, pd_work *w); /* sets what its line will show, and not_put */
+pd_status pd_parts_meet(pd_group *g, pd_work *w, bool *again); /* as meet() in rounds.c */
 pd_status pd_parts_read(pd_group *g, pd_work *w); /* if w->read is set */
 
 /* queue.c */

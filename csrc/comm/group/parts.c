@@ -4,10 +4,10 @@
    Every rank puts the first piece into its slot and shows its line, as for any collective. A rank with parts of more
    than a piece also shows the address of its table. If the largest part is large enough and all ranks can read each
    other's memory, they take small parts from the slots and large parts from memory, and one more gate ends the
-   collective. */
+   collective. A rank whose own parts are large enough puts nothing before that is known. */
 #include "comm/group/group_impl.h"
 
-enum { CAN_READ = 1, TO_BE_READ = 2 }; /* in line.segment */
+enum { CAN_READ = 1, TO_BE_READ = 2, NOT_PUT = 4 }; /* in line.segment */
 
 static const pd_line *line_of(const pd_group *g, const pd_work *w, int r) { return &g->boards[r]->line[w->seq & 1]; }
 
@@ -28,16 +28,29 @@ static bool is_readable(const pd_group *g, const pd_work *w) {
     return true;
 }
 
-void pd_parts_begin(const pd_group *g, pd_work *w, pd_line *l) {
-    if (w->device || w->id.coll == PD_COLL_REDUCE_SCATTER_PARTS) return;
-    int64_t largest = pd_parts_own_sizes(w) ? w->largest : w->job.takes[g->rank].count;
-    bool shows = g->peeks && largest > w->job.piece && is_readable(g, w);
-    l->segment = (g->peeks ? CAN_READ : 0) | (shows ? TO_BE_READ : 0);
-    l->offset = (uint64_t)(uintptr_t)w->job.gives;
+static int64_t own_largest(const pd_group *g, const pd_work *w) {
+    return pd_parts_own_sizes(w) ? w->largest : w->job.takes[g->rank].count;
 }
 
-/* Compares the lines. *can: all ranks can read each other's memory, and there are large parts to be read. */
-static pd_status compare(pd_group *g, pd_work *w, int64_t *largest, bool *can) {
+static bool is_large(const pd_group *g, const pd_work *w, int64_t largest) {
+    return largest > w->job.piece && pd_job_bytes(&w->job, largest) > g->read_from;
+}
+
+void pd_parts_begin(const pd_group *g, pd_work *w) {
+    w->shows = 0;
+    if (w->device || w->id.coll == PD_COLL_REDUCE_SCATTER_PARTS || !g->peeks) return;
+    const int64_t largest = own_largest(g, w);
+    w->shows = CAN_READ;
+    if (largest <= w->job.piece || !is_readable(g, w)) return;
+    w->shows |= TO_BE_READ;
+    if (!is_large(g, w, largest)) return;
+    w->shows |= NOT_PUT;
+    w->not_put = true;
+}
+
+/* Compares the lines. *can: all ranks can read each other's memory, and there are large parts to be read. *again: some
+   rank has put nothing. */
+static pd_status compare(pd_group *g, pd_work *w, int64_t *largest, bool *can, bool *again) {
     uint64_t balance = 0;
     *largest = 0;
     *can = true;
@@ -47,21 +60,23 @@ static pd_status compare(pd_group *g, pd_work *w, int64_t *largest, bool *can) {
         int64_t own = largest_of(g, w, r);
         balance += l->balance;
         *largest = own > *largest ? own : *largest;
+        *again |= (l->segment & NOT_PUT) != 0;
         *can &= (l->segment & CAN_READ) && ((l->segment & TO_BE_READ) || own <= w->job.piece);
     }
     return balance && g->check && pd_parts_own_sizes(w) ? pd_group_mismatch(g, w) : PD_OK;
 }
 
-pd_status pd_parts_meet(pd_group *g, pd_work *w) {
+pd_status pd_parts_meet(pd_group *g, pd_work *w, bool *again) {
     int64_t largest;
-    bool can;
-    PD_TRY(compare(g, w, &largest, &can));
+    bool can, waits = false;
+    PD_TRY(compare(g, w, &largest, &can, &waits));
     if (w->device) return PD_OK;
     if (pd_parts_own_sizes(w)) {
         w->pieces = pd_pieces_of(&w->job, largest);
         g->piece += (uint32_t)w->pieces;
     }
-    w->read = can && largest > w->job.piece && pd_job_bytes(&w->job, largest) > g->read_from;
+    w->read = can && is_large(g, w, largest);
+    *again = waits && !w->read;
     return PD_OK;
 }
 

@@ -114,7 +114,9 @@ pd_status pd_rounds_begin(pd_group *g, pd_work *w) {
     plan(g, w);
     w->job.first = g->piece;
     if (!pd_parts_own_sizes(w)) g->piece += (uint32_t)w->pieces;
-    if (!w->direct && w->pieces && (w->algo->put || w->algo->load)) put(g, w, 0);
+    w->not_put = w->direct;
+    if (w->parts) pd_parts_begin(g, w);
+    if (!w->not_put && w->pieces && (w->algo->put || w->algo->load)) put(g, w, 0);
     pd_line *l = &g->boards[g->rank]->line[w->seq & 1];
     l->id = w->id;
     l->hash = w->hash = pd_identity_hash(&w->id, g->epoch) ^ (pd_parts_own_sizes(w) ? 0 : w->sizes);
@@ -122,7 +124,7 @@ pd_status pd_rounds_begin(pd_group *g, pd_work *w) {
     l->site = w->site;
     l->segment = w->direct ? w->segment->id : 0;
     l->offset = w->direct ? (uint64_t)(w->job.from - (char *)pd_segment_ptr(w->segment)) : 0;
-    if (w->parts) pd_parts_begin(g, w, l);
+    if (w->parts) l->segment = w->shows, l->offset = (uint64_t)(uintptr_t)w->job.gives;
     atomic_store_explicit(&l->seq, w->seq, memory_order_release);
     if (g->mesh) pd_gate_send_line(g, l);
     pd_gate_ring(g, &l->seq);
@@ -132,7 +134,7 @@ pd_status pd_rounds_begin(pd_group *g, pd_work *w) {
 }
 
 /* Compares the lines once all are there, and chooses the direct algorithm if all ranks' data are in the same segment.
-   *again: only some ranks could do that; ranks that have not put piece 0 do it now, and one more gate follows. */
+   *again: only some ranks could do that; ranks that have not put piece 0 do it next, and one more gate follows. */
 static pd_status meet(pd_group *g, pd_work *w, bool *again) {
     bool direct = w->direct, any = direct;
     uint32_t parity = w->seq & 1;
@@ -145,7 +147,6 @@ static pd_status meet(pd_group *g, pd_work *w, bool *again) {
         direct = direct && l->segment == w->segment->id && l->offset + bytes <= w->segment->bytes;
     }
     *again = any && !direct;
-    if (*again && w->direct) put(g, w, 0);
     if (!direct) return PD_OK;
     for (int r = 0; r < g->size; r++)
         g->peers[r] = (char *)w->segment->parts[r].ptr + g->boards[r]->line[parity].offset;
@@ -198,9 +199,10 @@ pd_status pd_rounds_run(pd_group *g, pd_work *w, bool *done) {
     while (pd_gate_open(g, w)) {
         if (w->at_board) {
             bool again = false;
-            PD_TRY(w->parts ? pd_parts_meet(g, w) : meet(g, w, &again));
+            PD_TRY(w->parts ? pd_parts_meet(g, w, &again) : meet(g, w, &again));
             if (w->read) PD_TRY(pd_parts_read(g, w));
             if (again) {
+                if (w->not_put) put(g, w, 0);
                 post_step(g, w);
                 continue;
             }
