@@ -230,6 +230,30 @@ def test_one_tensor_for_several_ranks():
         on_ranks(3, fn, hosts)
 
 
+def test_results_that_are_written_past_the_caches():
+    """From 16 MiB on (base/copy.h); all parts begin and end within a cache line."""
+    n = 6_000_007
+
+    def fn(rank):
+        whole = np.random.default_rng(0).integers(0, 256, (3, 3 * n + 3), np.uint8)  # by source
+        sizes = np.array([[n + 1, n, n + 2], [n, n + 3, n], [n + 1, n + 1, n + 1]])  # from, to
+        edges = np.hstack([np.zeros((3, 1), int), sizes.cumsum(1)])
+        y = pydist.zeros(int(sizes[:, rank].sum()) + 3, dtype=pydist.uint8)[3:]
+        x = pydist.from_numpy(whole[rank])
+        dist.all_to_all_single(y, x, sizes[:, rank].tolist(), sizes[rank].tolist())
+        parts = [whole[r, edges[r, rank] : edges[r, rank + 1]] for r in range(3)]
+        assert np.array_equal(y.numpy(), np.concatenate(parts))
+        y = pydist.zeros(3 * n + 1, dtype=pydist.uint8)[1:]
+        dist.all_gather_into_tensor(y, x[:n])
+        assert np.array_equal(y.numpy(), whole[:, :n].reshape(-1))
+        dist.all_to_all_single(y, x[: 3 * n])
+        assert np.array_equal(y.numpy(), whole[:, rank * n : rank * n + n].reshape(-1))
+        dist.broadcast(y, 1)
+        assert np.array_equal(y.numpy(), whole[:, n : 2 * n].reshape(-1))
+
+    on_ranks(3, fn)
+
+
 def test_no_elements_anywhere():
     def fn(rank):
         out = pydist.zeros(0, 4)

@@ -1,4 +1,5 @@
 /* Collectives that move data and sum nothing. */
+#include "base/copy.h"
 #include "comm/algo/algo.h"
 
 pd_span pd_job_put_all(const pd_job *j, int64_t k, int peer) {
@@ -23,8 +24,9 @@ static pd_span put_root(const pd_job *j, int64_t k, int peer) {
 
 static void take_root(const pd_job *j, int64_t k) {
     if (j->rank == j->root) return;
-    memcpy(j->to + pd_job_at(j, k), pd_job_slot(j, j->root, k), pd_job_bytes(j, pd_job_count(j, k)));
-    pd_count_read(j, pd_job_bytes(j, pd_job_count(j, k)));
+    size_t bytes = pd_job_bytes(j, pd_job_count(j, k));
+    pd_copy(j->to + pd_job_at(j, k), pd_job_slot(j, j->root, k), bytes, pd_job_bytes(j, j->count));
+    pd_count_read(j, bytes);
 }
 
 const pd_algo pd_algo_broadcast = {
@@ -34,8 +36,9 @@ const pd_algo pd_algo_broadcast = {
 static void take_in_place(const pd_job *j, int64_t k) {
     (void)k;
     if (j->rank == j->root) return;
-    memcpy(j->to, j->peers[j->root], pd_job_bytes(j, j->count));
-    pd_count_read(j, pd_job_bytes(j, j->count));
+    size_t bytes = pd_job_bytes(j, j->count);
+    pd_copy(j->to, j->peers[j->root], bytes, bytes);
+    pd_count_read(j, bytes);
 }
 
 const pd_algo pd_algo_direct_broadcast = {
@@ -45,13 +48,13 @@ const pd_algo pd_algo_direct_broadcast = {
 /* ---- all_gather, gather: rank r's data lands at r * count -------------------------------------------------------- */
 
 static void take_from_all(const pd_job *j, int64_t k, const char *own, size_t at) {
-    size_t begin = pd_job_at(j, k), bytes = pd_job_bytes(j, pd_job_count(j, k));
+    size_t begin = pd_job_at(j, k), bytes = pd_job_bytes(j, pd_job_count(j, k)), part = pd_job_bytes(j, j->count);
     pd_count_read(j, bytes * (size_t)(j->size - 1));
     for (int d = 0; d < j->size; d++) {
         int r = (j->rank + d) % j->size;
-        char *to = j->to + (size_t)r * pd_job_bytes(j, j->count) + begin;
-        if (d) memcpy(to, pd_job_slot(j, r, k) + at, bytes);
-        else if (to != own) memcpy(to, own, bytes); /* equal if the input is inside the output */
+        char *to = j->to + (size_t)r * part + begin;
+        const char *from = d ? pd_job_slot(j, r, k) + at : own;
+        if (to != from) pd_copy(to, from, bytes, (size_t)j->size * part); /* equal if the input is inside the output */
     }
 }
 
@@ -75,7 +78,7 @@ static void take_root_part(const pd_job *j, int64_t k) {
     if (j->rank == j->root) part = pd_job_put_part(j, k, j->rank).data;
     else pd_count_read(j, bytes);
     char *to = j->to + pd_job_at(j, k);
-    if (to != part) memcpy(to, part, bytes);
+    if (to != part) pd_copy(to, part, bytes, pd_job_bytes(j, j->count));
 }
 
 const pd_algo pd_algo_scatter = {

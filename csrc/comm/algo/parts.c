@@ -1,5 +1,6 @@
 /* Collectives with parts of different sizes (parts.h). All parts are cut into pieces of the same size, so short parts
    end before others. */
+#include "base/copy.h"
 #include "comm/algo/algo.h"
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
@@ -67,7 +68,8 @@ static void take_piece(const pd_job *j, int64_t k, int r, size_t at) {
     const char *from = r == j->rank ? own.data : pd_job_slot(j, r, k) + at;
     if (r == j->rank && own.bytes < to.bytes) to.bytes = own.bytes; /* possible if identities were not compared */
     if (r != j->rank) pd_count_read(j, to.bytes);
-    if (to.bytes && to.data != from) memcpy((char *)(uintptr_t)to.data, from, to.bytes);
+    if (to.bytes && to.data != from)
+        pd_copy((char *)(uintptr_t)to.data, from, to.bytes, pd_job_bytes(j, pd_parts_total(j->size, j->takes)));
 }
 
 static void take_alike(const pd_job *j, int64_t k) {
