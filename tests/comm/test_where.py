@@ -201,7 +201,8 @@ def test_a_long_task_is_waited_for():
         woken(ranks, 1)
         assert [ranks.line(0), ranks.line(0), ranks.line(1)] == ["4.0", "CommTimeout", "4.0"]
         woken(ranks, 1)
-        assert outputs(ranks.wait())[1] == "CommTimeout\n"
+        # Rank 0 had put its data before it gave up: a rank that has not heard of that yet may end the collective.
+        assert outputs(ranks.wait())[1] in ("CommTimeout\n", "")
     assert "rank 1 (last: #2 all_reduce): long task 'tokenise': it sleeps" in warning
 
 
