@@ -37,7 +37,7 @@ __version__ = "0.1.0"
 newaxis = None
 
 _SUBMODULES = frozenset(
-    "_VF _dynamo _inductor accelerator amp autograd backends compat compiler cpu cuda distribute distributed distributions export "
+    "_VF _dynamo _inductor accelerator amp autograd backends compat compiler cpu cuda data distribute distributed distributions export "
     "fft func fx hub jit linalg models mps multiprocessing nn onnx optim profiler random return_types safetensors "
     "serialization signal sparse special testing utils version vision xpu".split()
 )

@@ -80,6 +80,8 @@ int pd_py_add_raise(PyObject *module) {
              new_class(module, "DimError", PyExc_IndexError, PyExc_RuntimeError, "A dimension is out of range.")) &&
         (pd_py.E_MEMORY = new_class(module, "OutOfMemoryError", PyExc_MemoryError, PyExc_RuntimeError,
                                     "There is not enough memory.")) &&
+        (pd_py.E_DATA = new_class(module, "DataError", PyExc_RuntimeError, PyExc_ValueError,
+                                  "A file or an element of a pipeline is damaged, or is not what was expected.")) &&
         (pd_py.E_DIST =
              new_class(module, "DistError", PyExc_RuntimeError, NULL, "Communication between ranks failed.")) &&
         (pd_py.E_MISMATCH =

@@ -1,0 +1,38 @@
+"""Input pipelines with tf.data's names: sources, and steps that map, shuffle, batch and repeat.
+
+>>> from pydist.data import Dataset
+>>> ds = Dataset.range(10).shuffle(10, seed=0).batch(4)
+>>> sorted(x for batch in ds for x in batch.tolist())
+[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+A plan of sources that can be read by number and of steps such as `map`, `shuffle`, `repeat`, `shard` and `batch` is a
+function of the element's number: `shuffle` fills no buffer, and an iterator's state is a few numbers.
+"""
+
+from pydist import _C
+from pydist.data.dataset import Dataset
+from pydist.data.iterator import Iterator, NumpyIterator
+from pydist.data.options import AutoShardPolicy, Options, ThreadingOptions
+from pydist.data.spec import AUTOTUNE, DatasetSpec, TensorSpec, string
+from pydist.data.spec import INFINITE as INFINITE_CARDINALITY
+from pydist.data.spec import UNKNOWN as UNKNOWN_CARDINALITY
+from pydist.data.strings import StringTensor
+
+DataError = _C.DataError
+
+__all__ = [
+    "AUTOTUNE",
+    "AutoShardPolicy",
+    "DataError",
+    "Dataset",
+    "DatasetSpec",
+    "INFINITE_CARDINALITY",
+    "Iterator",
+    "NumpyIterator",
+    "Options",
+    "StringTensor",
+    "TensorSpec",
+    "ThreadingOptions",
+    "UNKNOWN_CARDINALITY",
+    "string",
+]
