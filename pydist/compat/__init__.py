@@ -48,7 +48,7 @@ def near(name, names):
 
 
 class _Root(types.ModuleType):
-    """`torch`: pydist, with PyTorch's version."""
+    """`torch`: pydist, with PyTorch's version. Names are looked up in pydist once and then kept here."""
 
     def __init__(self, name):
         super().__init__(name, f"pydist in the place of {name}.")
@@ -57,14 +57,14 @@ class _Root(types.ModuleType):
 
     def __getattr__(self, name):
         module = importlib.import_module(_ROOTS[self.__name__])
-        try:
-            return getattr(module, name)
-        except AttributeError:
-            pass
-        if _exists(f"{module.__name__}.{name}"):
-            return importlib.import_module(f"{module.__name__}.{name}")
-        text = f"pydist has no {self.__name__}.{name}{near(name, dir(module))}"
-        raise AttributeError(text, name=name, obj=self)
+        found = getattr(module, name, module)
+        if found is module and _exists(f"{module.__name__}.{name}"):
+            found = importlib.import_module(f"{module.__name__}.{name}")
+        if found is module:
+            text = f"pydist has no {self.__name__}.{name}{near(name, dir(module))}"
+            raise AttributeError(text, name=name, obj=self)
+        vars(self)[name] = found
+        return found
 
     def __dir__(self):
         return dir(importlib.import_module(_ROOTS[self.__name__]))

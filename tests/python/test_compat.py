@@ -441,3 +441,27 @@ def test_compilers_settings(tmp_path):
         """,
     )
     assert done.stdout == "True False\n", done.stderr
+
+
+def test_names_are_looked_up_once(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        import torch
+        import torchvision
+        import pydist
+
+        assert "ones" not in vars(torch) and torch.ones is pydist.ones and vars(torch)["ones"] is pydist.ones
+        assert torch.vmap is pydist.func.vmap and torchvision.datasets is vars(torchvision)["datasets"]
+        torch.ones = 3  # a program's own
+        assert torch.ones == 3 and pydist.ones(1).sum() == 1
+        del torch.ones
+        assert torch.ones is pydist.ones
+        for _ in range(2):
+            try:
+                torch.onez
+            except AttributeError as error:
+                print(error)
+        """,
+    )
+    assert done.stdout == "pydist has no torch.onez, near: ones\n" * 2, done.stderr
