@@ -33,6 +33,9 @@ float16: dtype
 bfloat16: dtype
 complex64: dtype
 complex128: dtype
+complex32: dtype
+float8_e4m3fn: dtype
+float8_e5m2: dtype
 cfloat: dtype
 cdouble: dtype
 float32: dtype
@@ -573,6 +576,7 @@ class memory_format: ...
 contiguous_format: memory_format
 preserve_format: memory_format
 channels_last: memory_format
+channels_last_3d: memory_format
 
 _OP_FLAGS: dict[str, _int]
 def op_table() -> list[tuple[str, str, str, _int, _bool, str]]: ...

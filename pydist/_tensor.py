@@ -121,7 +121,10 @@ def _lay_out(nested, text_of, width, indent, depth):
 def tensor_repr(tensor):
     """`tensor([[1., 2.]], dtype=..., grad_fn=<...>)`."""
     data, indent, notes = tensor.detach(), len("tensor("), []
-    if tensor.numel() == 0:
+    if tensor.is_meta:
+        body, usual = "...", (_C.get_default_dtype(),)
+        notes += ["device='meta'", f"size={tuple(tensor.shape)}"]
+    elif tensor.numel() == 0:
         body = "[]"
         if tensor.dim() != 1:
             notes.append(f"size={tuple(tensor.shape)}")
@@ -162,6 +165,18 @@ def _dressed(tensor, kind, requires_grad, attributes):
     if attributes:
         tensor.__dict__.update(attributes)
     return tensor
+
+
+def _meta(kind, dtype, size, stride, requires_grad, attributes):
+    """A tensor of a device without memory: what a pickle or deep copy of such a tensor makes."""
+    from pydist._make import empty_strided
+
+    return _dressed(empty_strided(size, stride, dtype=dtype, device="meta"), kind, requires_grad, attributes)
+
+
+def _meta_parts(tensor):
+    """Everything of a tensor on meta, as `_meta` takes it."""
+    return type(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad
 
 
 def shallow_copy(tensor):
@@ -217,8 +232,11 @@ def deepcopy(tensor, memo):
         return memo[id(tensor)]
     if not tensor.is_leaf:
         raise RuntimeError("deepcopy: the tensor is part of a graph (expected a leaf; use detach().clone())")
-    storage = copy.deepcopy(_storage_of(tensor), memo)
-    new = rebuild(type(tensor), storage, *_parts(tensor), copy.deepcopy(tensor.__dict__, memo))
+    attributes = copy.deepcopy(tensor.__dict__, memo)
+    if tensor.is_meta:
+        new = _meta(*_meta_parts(tensor), attributes)
+    else:
+        new = rebuild(type(tensor), copy.deepcopy(_storage_of(tensor), memo), *_parts(tensor), attributes)
     memo[id(tensor)] = new
     if tensor.grad is not None:
         new.grad = copy.deepcopy(tensor.grad, memo)
@@ -230,6 +248,8 @@ def reduce(tensor):
     it."""
     if not tensor.is_leaf:
         raise RuntimeError("pickle: the tensor is part of a graph (expected a leaf; use detach())")
+    if tensor.is_meta:
+        return _meta, (*_meta_parts(tensor), tensor.__dict__ or None)
     return rebuild, (type(tensor), _storage_of(tensor), *_parts(tensor), tensor.__dict__ or None)
 
 

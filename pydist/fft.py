@@ -19,8 +19,12 @@ __all__ = (
 ).split()
 
 
-def _computed(input, dtype, run):
-    """The result of the NumPy function `run` for input's array, as a tensor of dtype."""
+def _computed(input, dtype, run, sizes=None):
+    """The result of the NumPy function `run` for input's array, as a tensor of dtype. sizes: those that differ from
+    input's, by dimension."""
+    if input.is_meta:
+        shape = [(sizes or {}).get(d, n) for d, n in enumerate(input.shape)]
+        return _C.empty(shape, dtype=dtype, device="meta")
     import numpy as np
 
     return _C.from_numpy(np.ascontiguousarray(run(np.fft, array_of(input)))).to(input.device, dtype)
@@ -47,7 +51,7 @@ class _Real(Function):
     @staticmethod
     def forward(ctx, x, dim):
         ctx.rest = dim, x.shape[dim]
-        return _computed(x, x.dtype.to_complex(), lambda fft, a: fft.rfft(a, axis=dim))
+        return _computed(x, x.dtype.to_complex(), lambda fft, a: fft.rfft(a, axis=dim), {dim: x.shape[dim] // 2 + 1})
 
     @staticmethod
     def backward(ctx, g):
@@ -61,7 +65,7 @@ class _Half(Function):
     @staticmethod
     def forward(ctx, y, n, dim):
         ctx.dim = dim
-        return _computed(y, y.dtype.to_real(), lambda fft, a: fft.irfft(a, n, axis=dim, norm="forward"))
+        return _computed(y, y.dtype.to_real(), lambda fft, a: fft.irfft(a, n, axis=dim, norm="forward"), {dim: n})
 
     @staticmethod
     def backward(ctx, g):

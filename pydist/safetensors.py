@@ -68,6 +68,8 @@ def _width(name, tensor):
         raise SafetensorError(f"save: {name!r}: {type(tensor).__name__} (expected a tensor)")
     if not isinstance(name, str):
         raise SafetensorError(f"save: the name {name!r}: {type(name).__name__} (expected str)")
+    if tensor.is_meta:
+        raise SafetensorError(f"save: {name!r} is on meta, which has no data (expected a tensor with memory)")
     return tensor.element_size()
 
 

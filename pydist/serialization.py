@@ -22,6 +22,7 @@ from contextlib import contextmanager
 
 from pydist import _C
 from pydist._files import replacing
+from pydist._make import empty_strided
 from pydist._unpickle import Maker
 from pydist._utils import _rebuild_parameter, _rebuild_tensor_v3
 from pydist.storage import _load_from_bytes
@@ -44,7 +45,10 @@ _STORAGES = {
     "ByteStorage": _C.uint8,
     "BoolStorage": _C.bool,
 }
-_DTYPES = {str(dtype).rpartition(".")[2]: dtype for dtype in _STORAGES.values()}
+_DTYPES = {
+    str(dtype).rpartition(".")[2]: dtype
+    for dtype in (*_STORAGES.values(), _C.complex32, _C.float8_e4m3fn, _C.float8_e5m2)
+}
 
 
 _safe = {}  # "module.name" -> object, by add_safe_globals
@@ -91,6 +95,7 @@ class _Global:
 
 
 _REBUILD_TENSOR = _Global("torch._utils._rebuild_tensor_v2")
+_REBUILD_META = _Global("torch._utils._rebuild_meta_tensor_no_storage")
 _REBUILD_PARAMETER = _Global("torch._utils._rebuild_parameter")
 _SIZE, _DEVICE = _Global("torch.Size"), _Global("torch.device")
 _STORAGE_GLOBALS = {dtype: _Global(f"torch.{name}") for name, dtype in _STORAGES.items()}
@@ -132,6 +137,8 @@ class _Pickler(pickle._Pickler):  # the pickler in Python: the one in C insists 
         data = tensor.detach()
         if isinstance(tensor, Parameter):
             return _REBUILD_PARAMETER, (data, tensor.requires_grad, OrderedDict())
+        if data.is_meta:
+            return _REBUILD_META, (data.dtype, tuple(data.shape), tuple(data.stride()), tensor.requires_grad)
         whole = _C.storage_bytes(data)
         key, _ = self.storages.setdefault(whole.data_ptr(), (str(len(self.storages)), whole))
         storage = _StorageId(
@@ -245,6 +252,7 @@ class _Names(Maker):
                 "_rebuild_tensor": self.tensor,
                 "_rebuild_tensor_v2": self.tensor,
                 "_rebuild_tensor_v3": self.tensor_v3,
+                "_rebuild_meta_tensor_no_storage": self.meta,
                 "_rebuild_parameter": self.parameter,
                 "_rebuild_parameter_with_state": self.parameter,
             },
@@ -319,6 +327,12 @@ class _Names(Maker):
         if type(storage) is not _Storage:
             raise TypeError("a tensor without a storage")
         return _rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype)
+
+    def meta(self, dtype, size, stride, requires_grad):
+        self.spend(len(size) + len(stride))
+        if not isinstance(dtype, _C.dtype) or not all(type(n) is int for n in (*size, *stride)):
+            raise TypeError("a tensor on meta: got other than a dtype and integers (expected dtype, size, stride)")
+        return empty_strided(size, stride, dtype=dtype, device="meta", requires_grad=bool(requires_grad))
 
     def parameter(self, data, requires_grad, hooks, state=None):
         return _rebuild_parameter(data, requires_grad, hooks)

@@ -1,4 +1,4 @@
-/* Where memory lives and ops run: one table for each device. The CPU is always there.
+/* Where memory lives and ops run: one table for each device. The CPU and meta are always there.
 
    An op runs on the device of its inputs. pd_device_here is that device while it runs (autograd/apply.c, tape.c);
    outputs, scratch and temporaries of a gradient are made there, by that device's kernels (pd_here() in
@@ -8,7 +8,8 @@
 
 #include "base/status.h"
 
-typedef enum pd_device_kind { PD_DEVICE_CPU, PD_DEVICE_CUDA, PD_DEVICE_KINDS } pd_device_kind;
+typedef enum pd_device_kind { PD_DEVICE_CPU, PD_DEVICE_CUDA, PD_DEVICE_META, PD_DEVICE_KINDS } pd_device_kind;
+#define PD_META_INDEX (-2)
 typedef enum pd_transfer { PD_TO_DEVICE, PD_TO_HOST, PD_WITHIN } pd_transfer;
 /* Whether a copy waits until it is done, and whether the host language's lock is given up meanwhile. In the middle of
    an op it is not: other threads could change what the op holds. */
@@ -16,7 +17,7 @@ typedef enum pd_copy_wait { PD_NO_WAIT, PD_WAIT, PD_WAIT_UNLOCKED } pd_copy_wait
 
 typedef struct pd_device {
     pd_device_kind kind;
-    int index;                 /* -1 for the CPU */
+    int index;                 /* -1 for the CPU, PD_META_INDEX for meta */
     const char *name;          /* "cpu", "cuda:0" */
     pd_status (*alloc)(const struct pd_device *d, size_t bytes, void **out); /* aligned to 64 */
     void (*free)(const struct pd_device *d, void *p, size_t bytes);
@@ -33,6 +34,7 @@ typedef struct pd_device {
 } pd_device;
 
 extern const pd_device pd_device_cpu;
+extern const pd_device pd_device_meta;                /* kernels/meta.c: shapes without memory */
 extern _Thread_local const pd_device *pd_device_here; /* never NULL */
 
 int64_t pd_device_cpu_bytes(void);  /* held by CPU tensors now */
@@ -46,6 +48,11 @@ static inline pd_status pd_device_enter(const pd_device *d, const pd_device **wa
     if (d->enter) PD_TRY(d->enter(d));
     pd_device_here = d;
     return PD_OK;
+}
+/* Fails where an op would read a tensor's numbers on meta, which has none; names the op. */
+pd_status pd_meta_refuse(const char *op);
+static inline pd_status pd_check_data(const char *op, const pd_device *d) {
+    return d == &pd_device_meta ? pd_meta_refuse(op) : PD_OK;
 }
 static inline pd_status pd_device_check(const pd_device *d, const char *op) {
     return d->check ? d->check(d, op) : PD_OK;

@@ -33,8 +33,12 @@ static const pd_gemm_backend own_gemm = {.name = "own", .takes = own_takes, .scr
 
 static const pd_gemm_backend *const gemm_on_cpu[] = {&pd_onednn_gemm, &own_gemm, NULL};
 static const pd_gemm_backend *const gemm_on_gpu[] = {&pd_cublaslt_gemm, &own_gemm, NULL};
+static const pd_gemm_backend *const gemm_on_meta[] = {&own_gemm, NULL};
 
-static const pd_gemm_backend *const *gemm_backends(void) { return pd_device_here->kernels ? gemm_on_gpu : gemm_on_cpu; }
+static const pd_gemm_backend *const *gemm_backends(void) {
+    const pd_device *d = pd_device_here;
+    return !d->kernels ? gemm_on_cpu : d == &pd_device_meta ? gemm_on_meta : gemm_on_gpu;
+}
 
 /* Scratch for any backend that may be used: which one that is may depend on the bias, which is not known here. */
 size_t pd_gemm_scratch(const pd_gemm *c) {
@@ -113,7 +117,7 @@ static const pd_conv_backend *const *conv_backends(bool gpu) {
 #endif
     };
     static const pd_conv_backend *const on_gpu[] = {&pd_cudnn_conv, &own_conv, NULL};
-    return gpu ? on_gpu : on_cpu[pd_cpu_isa()];
+    return !gpu ? on_cpu[pd_cpu_isa()] : pd_device_here == &pd_device_meta ? on_gpu + 1 : on_gpu;
 }
 
 static const pd_conv_backend *first_for(const pd_conv *c, pd_conv_part part) {

@@ -67,6 +67,7 @@ static pd_status infer_divisor(pd_call *c) {
     pd_scalar nonzero = {.i = a->y.cat == PD_CAT_FLOAT ? a->y.d != 0 : a->y.i != 0};
     PD_TRY(infer(c));
     if (pd_dtype_is_float(computed(c)) || c->out[0]->numel == 0) return PD_OK;
+    if (y && y->storage->device == &pd_device_meta) return PD_OK;
     if (y) {
         PD_TRY(pd_call1(PD_OP_all, y, &over, &all));
         pd_status status = pd_item(c->def->name, all, PD_WAIT, &nonzero);

@@ -5,10 +5,12 @@
 #include "device/pinned.h"
 #include "ops/ops.h"
 
-typedef struct { int64_t from, to, wait; } move_attrs; /* indices of devices; -1: the CPU */
+typedef struct {
+    int64_t from, to, wait;
+} move_attrs; /* indices of devices; -1: the CPU, PD_META_INDEX: meta */
 
 static pd_status device_at(int64_t index, const pd_device **out) {
-    *out = &pd_device_cpu;
+    *out = index == PD_META_INDEX ? &pd_device_meta : &pd_device_cpu;
     return index < 0 ? PD_OK : pd_cuda_device("to", (int)index, out);
 }
 
@@ -25,6 +27,7 @@ static pd_status infer(pd_call *c) {
     const pd_device *d;
     const move_attrs *a = c->attrs;
     PD_TRY(device_at(a->to, &d));
+    PD_TRY(pd_check_data("to", x->storage->device));
     PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
     memcpy(c->out[0]->stride, x->stride, sizeof *x->stride * (size_t)x->ndim);
     if (a->wait == PD_NO_WAIT && !d->copy && x->storage->device->copy)
@@ -36,6 +39,8 @@ static pd_status kernel(const pd_call *c) {
     const pd_tensor *x = c->in[0], *o = c->out[0];
     const pd_device *from = x->storage->device, *to = o->storage->device;
     pd_copy_wait wait = (pd_copy_wait)((const move_attrs *)c->attrs)->wait;
+    PD_TRY(pd_check_data("to", from));
+    if (to == &pd_device_meta) return PD_OK;
     if (from->copy && to->copy && !wait) wait = PD_WAIT; /* another device may read it next */
     const pd_device *d = from->copy ? from : to;
     const pd_storage *host = from->copy ? o->storage : x->storage;
@@ -59,7 +64,9 @@ static void vjp(pd_vjp *v) {
 
 const pd_op pd_op_to_device = {
     .sig = "to_device(Tensor input, int from, int to, int wait)",
-    .doc = "A dense tensor's copy on another device (-1: the CPU); wait: 0 no, 1 yes, 2 yes and other threads go on.",
+    .doc =
+        "A dense tensor's copy on another device (-1: the CPU, -2: meta); wait: 0 no, 1 yes, 2 yes and other threads "
+        "go on.",
     .flags = PD_ANY_DEVICE,
     .attrs = sizeof(move_attrs),
     .infer = infer,

@@ -13,6 +13,7 @@ typedef pd_status (*mask_fn)(const char *op, const pd_tensor *mask, pd_tensor **
 static pd_status read_mask(const char *op, pd_tensor *mask, mask_fn f, int nout, pd_tensor **out) {
     const pd_device *there = pd_device_here;
     pd_tensor *m, *near;
+    PD_TRY(pd_check_data(op, mask->storage->device)); /* how many are true would be the result's shape */
     PD_TRY(pd_contiguous(mask, &m));
     pd_status status = pd_move(m, &pd_device_cpu, PD_WAIT, &near); /* the host has to know how many are true */
     pd_tensor_release(m);
@@ -78,7 +79,7 @@ static pd_status positions_compose(pd_call *c) {
     if (c->in[0]->dtype != PD_BOOL)
         return pd_fail(PD_E_DTYPE, "positions: the mask is %s (expected bool)",
                        pd_dtype_name((pd_dtype)c->in[0]->dtype));
-    return read_mask("positions", c->in[0], positions_together, 1, c->out);
+    return read_mask("nonzero", c->in[0], positions_together, 1, c->out);
 }
 
 const pd_op pd_op_positions = {

@@ -147,7 +147,7 @@ static pd_status check_probabilities(const char *what, pd_tensor *x) {
     pd_reduce_attrs all = {.dim = {.n = -1}, .dtype = PD_NO_DTYPE};
     pd_vjp v = {0};
     pd_scalar hi = {0}, lo = {0};
-    if (!x->numel) return PD_OK;
+    if (!x->numel || x->storage->device == &pd_device_meta) return PD_OK;
     pd_tensor *most = pd_x_call1(&v, PD_OP_amax, x, &all), *least = pd_x_call1(&v, PD_OP_amin, x, &all), *none;
     if (most && least) v.status = pd_item("binary_cross_entropy", most, PD_WAIT, &hi);
     if (most && least && !v.status) v.status = pd_item("binary_cross_entropy", least, PD_WAIT, &lo);

@@ -37,7 +37,8 @@ static pd_status dropout_compose(pd_call *c) {
         pd_tensor_retain(c->out[0] = c->in[0]);
         return PD_OK;
     }
-    mask_attrs m = {a->p, pd_rng_next_of_shard()}; /* replicas drop different elements */
+    mask_attrs m = {.p = a->p};
+    if (pd_device_here != &pd_device_meta) m.key = pd_rng_next_of_shard(); /* replicas drop different elements */
     return pd_call1(PD_OP_dropout_mask, c->in[0], &m, c->out);
 }
 

@@ -208,10 +208,10 @@ static void prod_gradient(pd_vjp *v, bool again) {
     pd_tensor *x = pd_vjp_in(v, 0), *y = pd_vjp_out(v, 0);
     pd_val g = pd_val_of(keep_dims(v, v->g[0])), one = pd_const(1), zero = pd_const(0);
     pd_reduce_attrs all = {.dim = {.n = -1}, .dtype = PD_NO_DTYPE};
-    pd_scalar nonzero = {0};
+    pd_scalar nonzero = {.i = pd_device_here == &pd_device_meta};
     pd_tensor *any = pd_x_call1(v, PD_OP_all, x, &all);
     if (!any) return;
-    if ((v->status = pd_item("prod", any, PD_WAIT, &nonzero))) return;
+    if (!nonzero.i && (v->status = pd_item("prod", any, PD_WAIT, &nonzero))) return;
     if (nonzero.i) {
         pd_vjp_set(v, 0, pd_x2(v, PD_OP_div, pd_x2(v, PD_OP_mul, g, pd_val_of(keep_dims(v, y))), pd_val_of(x)).t);
         return;

@@ -293,7 +293,7 @@ pd_status pd_sums_of_squares(pd_tensor *const *tensors, int64_t count, pd_tensor
     pd_status status = pd_device_enter(d, &was);
     PD_THEN(pd_tensor_new(op, PD_F64, 1, &count, out));
     pd_device_here = was;
-    for (int64_t i = 0; i < count && !status; i++) {
+    for (int64_t i = 0; i < count && !status && d != &pd_device_meta; i++) {
         status = over(tensors[i], op, (double *)pd_tensor_data(*out) + i, 0, NULL);
         if (status) pd_tensor_release(*out);
     }

@@ -407,6 +407,7 @@ pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int
         return pd_fail(
             PD_E_VALUE,
             "DistributedDataParallel: the module has no parameters that require grad (expected at least one)");
+    PD_TRY(pd_check_data("DistributedDataParallel", params[0]->storage->device));
     PD_TRY(pd_calloc(sizeof *r, "reducer", &r));
     pd_group_retain(r->group = group);
     r->refs = 1;

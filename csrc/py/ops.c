@@ -179,8 +179,10 @@ static bool parse(const op_function *f, PyObject *const *args, Py_ssize_t n, PyO
     }
     for (int q = 0; q < def->nparams; q++) {
         const pd_param *param = &def->params[q];
-        if (param->type == PD_T_RNG) *(pd_rng_key *)((char *)a->attrs + param->attr) = pd_rng_next();
-        else if (!param->optional && !(given >> q & 1)) {
+        if (param->type == PD_T_RNG) {
+            bool drawn = !a->in[0] || a->in[0]->storage->device != &pd_device_meta; /* there is nothing to fill */
+            if (drawn) *(pd_rng_key *)((char *)a->attrs + param->attr) = pd_rng_next();
+        } else if (!param->optional && !(given >> q & 1)) {
             PyErr_Format(PyExc_TypeError, "%s: argument '%s' is missing", def->name, param->name);
             return false;
         }

@@ -58,6 +58,7 @@ static bool key_from(PyObject *o, pd_rng_key *k) {
     unsigned long stream;
     if (pd_py_is_tensor(o)) {
         pd_tensor *t = pd_py_tensor(o);
+        if (!pd_py_on_host(t, "set_rng_state")) return false;
         if (t->dtype != PD_U8 || t->ndim != 1 || t->numel != STATE_BYTES || t->stride[0] != 1) {
             PyErr_Format(PyExc_TypeError,
                          "set_rng_state: new_state has a wrong length or dtype (expected the %d bytes that "

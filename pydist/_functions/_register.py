@@ -132,6 +132,20 @@ def want_tensors(name, *args):
             raise TypeError(f"{name}: got {type(a).__name__} (expected Tensor)")
 
 
+def holds(condition):
+    """Whether a check of numbers passes: whether all elements are True. On meta, which has no numbers, it passes."""
+    return condition.is_meta or condition.all().item()
+
+
+def want_data(name, input):
+    """Raises NotImplementedError for a tensor on meta: the shape of this function's result depends on numbers."""
+    if input.is_meta:
+        raise NotImplementedError(
+            f"{name}: the result's shape depends on the numbers of a tensor on meta, which has none (expected a tensor on "
+            "another device)"
+        )
+
+
 def as_floats(*operands):
     """The two tensors or numbers as tensors of the floating dtype in which arithmetic computes them."""
     dtype = _C.result_type(*operands)

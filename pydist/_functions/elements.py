@@ -61,7 +61,10 @@ def nextafter(input, other):
     want_tensors("nextafter", input, other)
     if input.dtype is not other.dtype or input.dtype not in (_C.float32, _C.float64):
         raise RuntimeError(f"nextafter: got {input.dtype} and {other.dtype} (expected both float32 or both float64)")
-    target = _C.tensor(np.nextafter(array_of(input), array_of(other)), device=input.device)
+    if input.is_meta:
+        target = (input + other).detach()
+    else:
+        target = _C.tensor(np.nextafter(array_of(input), array_of(other)), device=input.device)
     if not input.requires_grad:
         return target
     return target + masked_fill(input - input.detach(), ~isfinite(input), 0.0)
@@ -181,7 +184,7 @@ def gcd(input, other):
     """The greatest common divisor."""
     input, other = _whole("gcd", input, other)
     a, b = input.abs() + other * 0, other.abs() + input * 0
-    while (b != 0).any().item():
+    while not b.is_meta and (b != 0).any().item():
         a, b = _C.where(b != 0, b, a), _C.where(b != 0, _C.remainder(a, masked_fill(b, b == 0, 1)), b)
     return a
 

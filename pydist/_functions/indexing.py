@@ -6,7 +6,17 @@ from itertools import accumulate
 
 from pydist import _C
 from pydist._C import Tensor
-from pydist._functions._register import axis_of, both, broadcast_shape, in_place, method, size_along, values_indices
+from pydist._functions._register import (
+    axis_of,
+    both,
+    broadcast_shape,
+    holds,
+    in_place,
+    method,
+    size_along,
+    values_indices,
+    want_data,
+)
 from pydist._functions.shape import broadcast_tensors
 
 
@@ -31,7 +41,7 @@ def _along(name, input, dim, index):
         raise _C.PositionError(f"{name}: index has shape {tuple(index.shape)} (expected 1 dimension)")
     if name == "index_fill":
         index = index + (index < 0) * size
-    if index.numel() and not (0 <= index.min().item() and index.max().item() < size):
+    if index.numel() and not index.is_meta and not (0 <= index.min().item() and index.max().item() < size):
         raise _C.PositionError(f"{name}: an index is out of range for dimension {dim} of size {size}")
     return dim, index.reshape(-1)
 
@@ -125,7 +135,8 @@ def _check_scatter(name, input, dim, index, src):
         other = f", src {tuple(src.shape)}" if isinstance(src, Tensor) else ""
         shapes = f"input has shape {tuple(input.shape)}, index {tuple(index.shape)}{other}"
         raise RuntimeError(f"{name}: {shapes} (expected index to fit into both)")
-    if index.min().item() < 0 or index.max().item() >= (input.shape[dim] if input.dim() else 1):
+    size = input.shape[dim] if input.dim() else 1
+    if not index.is_meta and (index.min().item() < 0 or index.max().item() >= size):
         raise RuntimeError(f"{name}: an index is out of range for dimension {dim} of shape {tuple(input.shape)}")
     return dim
 
@@ -220,6 +231,7 @@ def masked_select(input, mask):
     """The elements where mask (bool, broadcast) is True, as a vector."""
     if mask.dtype is not _C.bool:
         raise RuntimeError(f"masked_select: mask is {mask.dtype} (expected bool)")
+    want_data("masked_select", mask)
     input, mask = broadcast_tensors(input, mask)
     return input.reshape(-1)[mask.reshape(-1)]
 
@@ -241,6 +253,7 @@ def count_nonzero(input, dim=None):
 @both
 def bincount(input, weights=None, minlength=0):
     """How often each number 0, 1, ... occurs in the vector input, or the sum of its weights."""
+    want_data("bincount", input)
     if input.dim() != 1 or input.is_floating_point() or (input.numel() and input.min().item() < 0):
         raise RuntimeError(
             "bincount: input must be a vector of integers, none negative, got {input.dtype} of shape "
@@ -286,6 +299,7 @@ def _unique_slices(input, dim, return_inverse, return_counts):
 def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=None):
     """The different elements (slices of dim) in ascending order. On request also the index of each element among them,
     and how often each occurs."""
+    want_data("unique", input)
     if dim is not None:
         return _unique_slices(input, dim, return_inverse, return_counts)
     values, order = input.reshape(-1).sort(stable=True)
@@ -320,7 +334,7 @@ def median(input, dim=None, keepdim=False):
         flat = input.reshape(-1)
         if not flat.numel():
             return _C.full((), math.nan, dtype=input.dtype, device=input.device)
-        nans = (flat != flat).any().item()
+        nans = not flat.is_meta and (flat != flat).any().item()
         value = flat.sort().values.select(0, flat.numel() - 1 if nans else (flat.numel() - 1) // 2)
         return shared_by_equals(flat, value)
     values, order = input.sort(dim)
@@ -343,7 +357,7 @@ def multinomial(input, num_samples, replacement=False, *, generator=None):
     if rows is None or num_samples < 1 or (not replacement and num_samples > input.shape[-1]):
         got = f"{num_samples} samples of {input.dtype} of shape {tuple(input.shape)}"
         raise RuntimeError(f"multinomial: {got} (expected floating weights [n] or [rows, n], no more samples than n)")
-    if not ((rows >= 0) & (rows < math.inf)).all().item() or (rows.sum(-1) <= 0).any().item():
+    if not holds((rows >= 0) & (rows < math.inf)) or not holds(rows.sum(-1) > 0):
         raise RuntimeError("multinomial: weights must be finite, none negative, with a sum greater than 0")
     if not replacement:
         waits = (

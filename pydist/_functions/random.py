@@ -91,7 +91,8 @@ def bernoulli(input, p=None, *, generator=None):
     """1 with the probabilities input (or p, for all), otherwise 0."""
     if p is not None:
         return _C.empty_like(input).bernoulli_(p, generator=generator)
-    if not input.is_floating_point() or input.numel() and not (input.amin().item() >= 0 and input.amax().item() <= 1):
+    known = input.numel() and not input.is_meta
+    if not input.is_floating_point() or known and not (input.amin().item() >= 0 and input.amax().item() <= 1):
         raise RuntimeError("bernoulli: input must hold floating numbers from 0 to 1")
     return (
         _C.rand(tuple(input.shape), dtype=_C.float32, generator=generator, device=input.device) < input.detach()
@@ -136,5 +137,7 @@ def host_generator(generator=None):
 @function
 def poisson(input, generator=None):
     """Numbers from the Poisson distribution with the rates input."""
+    if input.is_meta:
+        return _C.empty_like(input)
     drawn = host_generator(generator).poisson(array_of(input.double()))
     return _C.tensor(drawn, device=input.device).to(input.dtype)

@@ -4,7 +4,7 @@ import math
 
 from pydist import _C
 from pydist._C import Tensor
-from pydist._functions._register import axis_of, both, few_pieces, function, in_place, method, values_indices
+from pydist._functions._register import axis_of, both, few_pieces, function, in_place, method, values_indices, want_data
 from pydist._functions.indexing import _along, bincount, lengths_of, nonzero
 from pydist._functions.shape import broadcast_tensors
 
@@ -47,13 +47,13 @@ def masked_scatter(input, mask, source):
         raise RuntimeError(f"masked_scatter: source is {source.dtype}, input {input.dtype} (expected the same dtype)")
     input, mask = broadcast_tensors(input, mask)
     rank = mask.reshape(-1).cumsum(0) - 1
-    count = rank[-1].item() + 1 if rank.numel() else 0
+    count = rank[-1].item() + 1 if rank.numel() and not rank.is_meta else 0
     if count > source.numel():
         raise RuntimeError(
             f"masked_scatter: mask has {count} True elements, but source has only {source.numel()} elements "
             f"(expected at least {count})"
         )
-    if not count:
+    if not count and not rank.is_meta:
         return input.clone()
     chosen = source.reshape(-1)[rank.clamp(0)].reshape(mask.shape)
     return _C.where(mask, chosen, input)
@@ -90,26 +90,28 @@ def index_put_(input, indices, values, accumulate=False):
 @both
 def argwhere(input):
     """The same as nonzero."""
+    want_data("argwhere", input)
     return nonzero(input)
 
 
-def _finished(at, dtype, device, pin_memory, requires_grad):
-    at = at.to(device=device, dtype=dtype)
+def _finished(mask, dtype, device, pin_memory, requires_grad):
+    """The positions of a mask, which are searched on the CPU."""
+    at = nonzero(mask).T.contiguous().to(device=_C.empty(0, device=device).device, dtype=dtype)
     return (at.pin_memory() if pin_memory else at).requires_grad_(requires_grad)
 
 
 @function
 def tril_indices(row, col, offset=0, *, dtype=None, device=None, layout=None, pin_memory=False, requires_grad=False):
     """The positions [2, count] of a matrix's lower triangle."""
-    at = nonzero(_C.ones(row, col, dtype=_C.bool, device=device).tril(offset)).T.contiguous()
-    return _finished(at, dtype, device, pin_memory, requires_grad)
+    mask = _C.ones(row, col, dtype=_C.bool, device="cpu").tril(offset)
+    return _finished(mask, dtype, device, pin_memory, requires_grad)
 
 
 @function
 def triu_indices(row, col, offset=0, *, dtype=None, device=None, layout=None, pin_memory=False, requires_grad=False):
     """The positions [2, count] of a matrix's upper triangle."""
-    at = nonzero(_C.ones(row, col, dtype=_C.bool, device=device).triu(offset)).T.contiguous()
-    return _finished(at, dtype, device, pin_memory, requires_grad)
+    mask = _C.ones(row, col, dtype=_C.bool, device="cpu").triu(offset)
+    return _finished(mask, dtype, device, pin_memory, requires_grad)
 
 
 @function
@@ -225,6 +227,7 @@ def mode(input, dim=-1, keepdim=False):
 def unique_consecutive(input, return_inverse=False, return_counts=False, dim=None):
     """input without elements (slices of dim) that are equal to the one before. On request also the index of each
     element among the kept ones, and how many each of these stands for."""
+    want_data("unique_consecutive", input)
     rows = input.reshape(-1) if dim is None else input.movedim(dim, 0)
     n = rows.shape[0]
     first = _C.ones(n, dtype=_C.bool, device=input.device)
@@ -264,6 +267,8 @@ def histc(input, bins=100, min=0, max=0):
     largest)."""
     if bins < 1 or max < min:
         raise RuntimeError(f"histc: got {bins} bins from {min} to {max} (expected at least 1 bin, and min <= max)")
+    if input.is_meta:
+        return _C.empty(bins, dtype=input.dtype, device="meta")
     flat = input.detach().reshape(-1)
     low, high = (flat.min().item(), flat.max().item()) if min == max == 0 and flat.numel() else (min, max)
     if not (math.isfinite(low) and math.isfinite(high)):

@@ -4,7 +4,7 @@ import math
 
 from pydist import _C
 from pydist._C import Tensor
-from pydist._functions._register import both, function, in_place
+from pydist._functions._register import both, function, holds, in_place
 from pydist._functions.elements import xlogy
 from pydist._functions.elementwise import isnan
 from pydist._functions.indexing import masked_fill
@@ -110,7 +110,7 @@ def polygamma(n, input):
 @both
 def mvlgamma(input, p):
     """The logarithm of the p-dimensional gamma function."""
-    if p < 1 or not ((input > (p - 1) / 2).all().item()):
+    if p < 1 or not holds(input > (p - 1) / 2):
         raise RuntimeError(f"mvlgamma: p is {p} (expected p >= 1 and input > (p - 1) / 2)")
     halves = _C.arange(p, dtype=_C.float64, device=input.device) / 2
     return (lgamma(input.double().unsqueeze(-1) - halves).sum(-1) + p * (p - 1) / 4 * math.log(math.pi)).to(input.dtype)
@@ -130,6 +130,8 @@ Tensor.polygamma = _polygamma
 def _erfc(x):
     import numpy as np
 
+    if x.is_meta:
+        return _C.empty_like(x, dtype=_C.float64)
     values = np.fromiter(map(math.erfc, x.detach().reshape(-1).tolist()), np.float64, x.numel())
     return _C.tensor(values, device=x.device).reshape(x.shape)
 
@@ -181,7 +183,7 @@ def _erfinv(v):
     q = v / 2
     out = q * _ratio(_MIDDLE, 0.180625 - q * q)
     outer = q.abs() > 0.425
-    if outer.any().item():
+    if not outer.is_meta and outer.any().item():
         r = (0.5 - q[outer].abs()).log().neg().sqrt()  # NaN beyond 1, infinite at 1
         tail = _C.where(r <= 5, _ratio(_TAIL, r - 1.6), _ratio(_FAR, r - 5))
         out[outer] = masked_fill(tail, r == math.inf, math.inf) * q[outer].sign()

@@ -5,7 +5,7 @@ import math
 from pydist import _C
 from pydist._C import Tensor
 from pydist._autocast import in_float32
-from pydist._functions._register import axis_of, both, function, in_place, values_indices
+from pydist._functions._register import axis_of, both, function, holds, in_place, values_indices
 from pydist._functions.elementwise import isnan
 from pydist._functions.indexing import masked_fill, shared_by_equals
 from pydist._functions.reduce import norm
@@ -48,7 +48,7 @@ def _quantile(name, input, q, dim, keepdim, interpolation, skip_nan):
         )
     single = not isinstance(q, Tensor) or q.dim() == 0
     q = (q if isinstance(q, Tensor) else _C.tensor(q, dtype=input.dtype, device=input.device)).reshape(-1)
-    if not ((q >= 0) & (q <= 1)).all().item():
+    if not holds((q >= 0) & (q <= 1)):
         raise RuntimeError(f"{name}: q must be from 0 to 1")
     whole = [1] * input.dim()
     if dim is None:

@@ -53,7 +53,7 @@ class Categorical(Distribution):
 
     def _check(self, value):
         super()._check(value)
-        if self._validate_args and value.numel() and value.max().item() >= self._num_events:
+        if self._validate_args and value.numel() and not value.is_meta and value.max().item() >= self._num_events:
             raise ValueError(
                 f"Expected value argument to be within the support (below {self._num_events}), but found invalid values:\n{value}"
             )

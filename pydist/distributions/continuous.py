@@ -3,6 +3,7 @@
 import math
 
 from pydist import _C
+from pydist._functions._register import holds
 from pydist.distributions.distribution import Distribution, LOG_2PI, broadcast_all
 
 
@@ -265,7 +266,7 @@ class Uniform(_Formula):
     def __init__(self, low, high, validate_args=None):
         self.low, self.high = broadcast_all(low, high)
         super().__init__(self.low.shape, validate_args=validate_args)
-        if self._validate_args and not (self.low < self.high).all().item():
+        if self._validate_args and not holds(self.low < self.high):
             raise ValueError("Uniform is not defined when low>= high (expected low < high)")
 
     @property
@@ -285,7 +286,7 @@ class Uniform(_Formula):
 
     def _check(self, value):
         super()._check(value)
-        if self._validate_args and not ((value >= self.low) & (value <= self.high)).all().item():
+        if self._validate_args and not holds((value >= self.low) & (value <= self.high)):
             raise ValueError(
                 f"Expected value argument (Tensor of shape {tuple(value.shape)}) to be within the support of the distribution Uniform, but found invalid values:\n{value}"
             )

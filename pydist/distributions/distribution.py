@@ -4,6 +4,7 @@ import math
 
 from pydist import _C
 from pydist._C import Tensor
+from pydist._functions._register import holds
 from pydist._functions.shape import broadcast_tensors
 from pydist._grad_mode import no_grad
 
@@ -64,7 +65,7 @@ class Distribution:
         if self._validate_args:
             for name, kind in self.arg_constraints.items():
                 value = self.__dict__.get(name)
-                if value is not None and not _check_of(kind)(value.detach()).all().item():
+                if value is not None and not holds(_check_of(kind)(value.detach())):
                     raise ValueError(
                         f"Expected parameter {name} (Tensor of shape {tuple(value.shape)}) of distribution {type(self).__name__} to "
                         f"satisfy the constraint {kind}, but found invalid values:\n{value}"
@@ -101,7 +102,7 @@ class Distribution:
                 f"The right-most size of value must match event_shape: {tuple(value.shape)} vs {tuple(self._event_shape)}."
             )
         broadcast_tensors(value, _C.empty(self._shape(), device=value.device))
-        if not _check_of(self._value)(value.detach()).all().item():
+        if not holds(_check_of(self._value)(value.detach())):
             raise ValueError(
                 f"Expected value argument (Tensor of shape {tuple(value.shape)}) to be within the support ({self._value}) of the "
                 f"distribution {type(self).__name__}, but found invalid values:\n{value}"

@@ -6,7 +6,7 @@ import os
 import weakref
 from multiprocessing.reduction import DupFd, ForkingPickler
 
-from pydist import _C
+from pydist import _C, _tensor
 
 _mapped = weakref.WeakValueDictionary()  # (device, inode, dtype) of shared memory -> a 1-d tensor over all of it
 
@@ -21,6 +21,8 @@ def reduce_tensor(tensor, pass_fd=DupFd):
     object whose detach() returns a descriptor there. Raises RuntimeError for a tensor with a history."""
     if tensor.requires_grad and not tensor.is_leaf:
         raise RuntimeError("multiprocessing: the tensor is part of a graph (expected a leaf; use detach())")
+    if tensor.is_meta:
+        return _tensor.reduce(tensor)
     data = tensor.detach().share_memory_()
     whole = _C.storage_bytes(data)
     geometry = data.storage_offset(), tuple(data.shape), tuple(data.stride())

@@ -127,7 +127,7 @@ def trunc_normal_(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0, generator=None):
         )
     with no_grad():
         normal_(tensor, mean, std, generator)
-        while (outside := (tensor < a).logical_or(tensor > b)).any().item():
+        while not tensor.is_meta and (outside := (tensor < a).logical_or(tensor > b)).any().item():
             tensor.copy_(_C.where(outside, normal_(_C.empty_like(tensor), mean, std, generator), tensor))
     return tensor
 

@@ -115,6 +115,7 @@ static pd_status take_tensors(const char *op, const char *arg, pd_py_buffer *b) 
                            Py_TYPE(items[i])->tp_name);
         pd_tensor *t = pd_py_tensor(items[i]);
         if (!i) b->device = t->storage->device;
+        PD_TRY(pd_check_data(op, t->storage->device));
         if (t->storage->device != b->device)
             return pd_fail(PD_E_VALUE, "%s: %s is on %s (expected %s, like the first tensor)", op,
                            name_of(b, arg, i, name, sizeof name), t->storage->device->name, b->device->name);

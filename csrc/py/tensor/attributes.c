@@ -7,6 +7,10 @@
 GETTER(shape) { (void)unused; T; return pd_py_size(t->ndim, t->size); }
 GETTER(dtype) { (void)unused; T; return Py_NewRef(pd_py.dtypes[t->dtype]); }
 GETTER(device) { (void)unused; return pd_py_device_of(pd_py_tensor(self)); }
+GETTER(is_meta) {
+    (void)unused;
+    return PyBool_FromLong(pd_py_tensor(self)->storage->device == &pd_device_meta);
+}
 GETTER(is_cuda) { (void)unused; return PyBool_FromLong(pd_py_tensor(self)->storage->device->kind == PD_DEVICE_CUDA); }
 GETTER(ndim) { (void)unused; T; return PyLong_FromLong(t->ndim); }
 GETTER(version) {
@@ -259,7 +263,7 @@ PyGetSetDef pd_py_tensor_getset[] = {
     {"is_mps", get_false, NULL, "Whether the tensor is on an Apple GPU.", NULL},
     {"is_sparse", get_false, NULL, "False: all tensors are dense.", NULL},
     {"is_quantized", get_false, NULL, "False: there are no quantized dtypes.", NULL},
-    {"is_meta", get_false, NULL, "False: all tensors have memory.", NULL},
+    {"is_meta", get_is_meta, NULL, "Whether it is on meta: it has a shape, but no memory.", NULL},
     {"T", get_T, NULL, "The dimensions in reverse order.", NULL},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {0},

@@ -79,11 +79,20 @@ static PyObject *finish(pd_tensor *t, const chosen *c) {
     return pd_py_wrap_new(t);
 }
 
+static const pd_device *device_of(const chosen *c) {
+    return c->device ? c->device : by_default ? by_default : &pd_device_cpu;
+}
+
+/* The key of a draw; on meta nothing is drawn. */
+static bool draw(PyObject *generator, chosen *c) {
+    c->key = (pd_rng_key){0};
+    return device_of(c) == &pd_device_meta || pd_py_rng_key(generator, c->op, &c->key);
+}
+
 /* *out [new]: a tensor on the device that was asked for, which stays the current one until `filled`. */
 static bool made_there(const chosen *c, int ndim, const int64_t *size, const int64_t *stride, pd_tensor **out,
                        const pd_device **was) {
-    const pd_device *d = c->device ? c->device : by_default ? by_default : &pd_device_cpu;
-    if (!pd_py_at(d, was)) return false;
+    if (!pd_py_at(device_of(c), was)) return false;
     pd_status status = pd_tensor_new(c->op, (pd_dtype)c->dtype, ndim, size, out);
     if (!status && stride) memcpy((*out)->stride, stride, sizeof *stride * (size_t)ndim);
     if (!status) return true;
@@ -292,7 +301,7 @@ static PyObject *drawn(const char *op, PyObject *args, PyObject *kwargs, bool no
     if (pd_dtype_category((pd_dtype)c.dtype) < PD_CAT_FLOAT)
         return PyErr_Format(pd_py.E_DTYPE, "%s: dtype is %s (expected a floating or complex dtype)", op,
                             pd_dtype_name((pd_dtype)c.dtype));
-    if (!pd_py_rng_key(o.generator, op, &c.key)) return NULL;
+    if (!draw(o.generator, &c)) return NULL;
     if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
     bool pairs = pd_dtype_is_complex((pd_dtype)c.dtype); /* whose parts together have variance 1 */
     pd_dtype part = pd_dtype_part((pd_dtype)c.dtype);
@@ -328,7 +337,7 @@ F(randint) {
     if (low >= high)
         return PyErr_Format(PyExc_ValueError, "randint: low is %lld, high is %lld (expected low < high)",
                             (long long)low, (long long)high);
-    if (!pd_py_rng_key(o.generator, "randint", &c.key)) return NULL;
+    if (!draw(o.generator, &c)) return NULL;
     if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
     pd_here()->randint((pd_dtype)c.dtype, t->numel, low, high, c.key, pd_tensor_data(t));
     return filled(t, &c, was);
@@ -349,7 +358,7 @@ F(randperm) {
     if (c.dtype != PD_I64)
         return PyErr_Format(pd_py.E_DTYPE, "randperm: dtype is %s (expected int64)", pd_dtype_name((pd_dtype)c.dtype));
     if (n < 0) return PyErr_Format(PyExc_ValueError, "randperm: n is %lld (expected at least 0)", (long long)n);
-    if (!pd_py_rng_key(o.generator, "randperm", &c.key)) return NULL;
+    if (!draw(o.generator, &c)) return NULL;
     if (!made_there(&c, 1, &n, NULL, &t, &was)) return NULL;
     pd_here()->randperm(n, c.key, pd_tensor_data(t));
     return filled(t, &c, was);

@@ -131,6 +131,7 @@ PyObject *pd_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
 PyObject *pd_py_dlpack_device(PyObject *self, PyObject *unused) {
     (void)unused;
     const pd_device *d = pd_py_tensor(self)->storage->device;
+    PD_PY_TRY(pd_check_data("__dlpack_device__", d));
     return d->kind == PD_DEVICE_CPU ? Py_BuildValue("(ii)", DL_CPU, 0) : Py_BuildValue("(ii)", DL_CUDA, d->index);
 }
 

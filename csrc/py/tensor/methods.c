@@ -38,7 +38,11 @@ METHOD(dim) { (void)args; T; return PyLong_FromLong(t->ndim); }
 METHOD(numel) { (void)args; T; return PyLong_FromLongLong(t->numel); }
 METHOD(element_size) { (void)args; T; return PyLong_FromSize_t(pd_dtype_size((pd_dtype)t->dtype)); }
 METHOD(storage_offset) { (void)args; T; return PyLong_FromLongLong(t->offset); }
-METHOD(data_ptr) { (void)args; T; return PyLong_FromVoidPtr(pd_tensor_data(t)); }
+METHOD(data_ptr) {
+    (void)args;
+    T;
+    return PyLong_FromVoidPtr(t->storage->data ? pd_tensor_data(t) : NULL);
+}
 static bool read_format(const char *op, PyObject *args, PyObject *kwargs, PyObject **out) {
     static char *names[] = {"memory_format", NULL};
     char spec[48];
@@ -57,7 +61,12 @@ static PyObject *m_is_contiguous(PyObject *self, PyObject *args, PyObject *kwarg
 }
 METHOD(is_complex) { (void)args; T; return PyBool_FromLong(pd_dtype_is_complex((pd_dtype)t->dtype)); }
 METHOD(is_signed) { (void)args; T; return PyBool_FromLong(t->dtype != PD_BOOL && t->dtype != PD_U8); }
-METHOD(get_device) { (void)args; T; return PyLong_FromLong(t->storage->device->index); }
+METHOD(get_device) {
+    (void)args;
+    T;
+    int index = t->storage->device->index;
+    return PyLong_FromLong(index < 0 ? -1 : index);
+}
 METHOD(is_view) { (void)args; T; return PyBool_FromLong(t->base != NULL); }
 METHOD(is_same_size) {
     T;
@@ -119,6 +128,7 @@ METHOD(tolist) {
     (void)args;
     T;
     pd_tensor *near, *own; /* making lists may run the garbage collector, and code that gives the tensor other memory */
+    PD_PY_TRY(pd_check_data("tolist", t->storage->device));
     PD_PY_TRY(pd_move(t, &pd_device_cpu, PD_WAIT_UNLOCKED, &near));
     pd_status status = pd_tensor_alias(near, false, &own);
     pd_tensor_release(near);
@@ -479,7 +489,8 @@ PyMethodDef pd_py_tensor_methods[] = {
      "channels_last order) without gaps."},
     {"is_complex", m_is_complex, METH_NOARGS, "is_complex()\n\nTrue for complex dtypes."},
     {"is_signed", m_is_signed, METH_NOARGS, "is_signed()\n\nWhether the dtype has negative numbers."},
-    {"get_device", m_get_device, METH_NOARGS, "get_device()\n\nThe index of the tensor's CUDA device; -1: the CPU."},
+    {"get_device", m_get_device, METH_NOARGS,
+     "get_device()\n\nThe index of the tensor's CUDA device; -1: the CPU or meta."},
     {"_is_view", m_is_view, METH_NOARGS, "_is_view()\n\nWhether this is a view of another tensor, _base."},
     {"is_same_size", m_is_same_size, METH_VARARGS, "is_same_size(other)\n\nWhether the shapes are equal."},
     {"is_nonzero", m_is_nonzero, METH_NOARGS, "is_nonzero()\n\nWhether the one element is not zero."},

@@ -122,9 +122,9 @@ static int add_dtypes(PyObject *module) {
 
 /* ---- device ------------------------------------------------------------------------------------------------------ */
 
-/* The types of devices that scripts may name; tensors can be on the first two. */
-static const char *const device_names[] = {"cpu", "cuda", "mps", "xpu", "meta"};
-enum { DEVICE_CPU, DEVICE_CUDA, DEVICE_KINDS = sizeof device_names / sizeof *device_names };
+/* The types of devices that scripts may name; tensors can be on the first three. */
+static const char *const device_names[] = {"cpu", "cuda", "meta", "mps", "xpu"};
+enum { DEVICE_CPU, DEVICE_CUDA, DEVICE_META, DEVICE_KINDS = sizeof device_names / sizeof *device_names };
 typedef struct { PyObject_HEAD int kind, index; /* -1: none */ } device;
 
 static int pretended; /* how many GPUs the CPU pretends to be */
@@ -197,6 +197,7 @@ const pd_device *pd_py_device(PyObject *o, const char *op) {
     if (o == NULL || o == Py_None || o == pd_py.cpu) return &pd_device_cpu;
     if (!read_device(o, op, &kind, &index)) return NULL;
     if (kind == DEVICE_CPU || (kind == DEVICE_CUDA && index < pretended && pretended)) return &pd_device_cpu;
+    if (kind == DEVICE_META) return &pd_device_meta;
     if (kind == DEVICE_CUDA && !pretended) {
         pd_status status = pd_cuda_device(op, index, &d);
         if (!status) return d;
@@ -206,13 +207,14 @@ const pd_device *pd_py_device(PyObject *o, const char *op) {
                      "%s: device is %R, but the CPU stands in for %d GPUs (expected an index below that)", op, o,
                      pretended);
     else
-        PyErr_Format(PyExc_RuntimeError, "%s: device %R is not available (expected 'cpu' or 'cuda')", op, o);
+        PyErr_Format(PyExc_RuntimeError, "%s: device %R is not available (expected 'cpu', 'cuda' or 'meta')", op, o);
     return NULL;
 }
 
 PyObject *pd_py_device_of(const pd_tensor *t) {
     const pd_device *d = t->storage->device;
-    return d->kind == PD_DEVICE_CPU ? Py_NewRef(pd_py.cpu) : new_device(DEVICE_CUDA, d->index);
+    if (d->kind == PD_DEVICE_CPU) return Py_NewRef(pd_py.cpu);
+    return d->kind == PD_DEVICE_META ? new_device(DEVICE_META, -1) : new_device(DEVICE_CUDA, d->index);
 }
 
 bool pd_py_scalar(const pd_tensor *t, pd_copy_wait wait, pd_scalar *out) {
@@ -223,8 +225,12 @@ bool pd_py_scalar(const pd_tensor *t, pd_copy_wait wait, pd_scalar *out) {
 
 bool pd_py_on_host(const pd_tensor *t, const char *op) {
     if (t->storage->device->kind == PD_DEVICE_CPU) return true;
-    PyErr_Format(PyExc_TypeError, "%s: the tensor is on %s (expected the CPU: call cpu() first)", op,
-                 t->storage->device->name);
+    if (t->storage->device == &pd_device_meta)
+        PyErr_Format(PyExc_TypeError, "%s: the tensor is on meta, which has no data (expected a tensor on the CPU)",
+                     op);
+    else
+        PyErr_Format(PyExc_TypeError, "%s: the tensor is on %s (expected the CPU: call cpu() first)", op,
+                     t->storage->device->name);
     return false;
 }
 

@@ -4,7 +4,7 @@ import math
 
 from pydist import _C
 from pydist._autocast import in_float32
-from pydist._functions._register import as_floats
+from pydist._functions._register import as_floats, holds
 from pydist._functions.shape import broadcast_tensors
 from pydist.nn.functional.loss import reduced, reduction_of
 
@@ -162,7 +162,7 @@ def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"
                 "gaussian_nll_loss: var is of incorrect size (expected input's shape, one size 1 at the end, or no "
                 "last dim)"
             )
-    if var.numel() and (var < 0).any().item():
+    if not holds((var < 0).logical_not()):
         raise ValueError("gaussian_nll_loss: var has negative entry/entries (expected 0 or more)")
     var = (
         _C.where(var.detach() < eps, eps, var)

@@ -67,7 +67,7 @@ def embedding_bag(
         raise ValueError(f"embedding_bag: input has {input.dim()} dims (expected 2, or 1 with offsets of 1 dim)")
     else:
         offsets = offsets[:-1] if include_last_offset else offsets
-        if offsets.numel() and (offsets[0].item() != 0 or offsets[-1].item() > input.numel()):
+        if offsets.numel() and not offsets.is_meta and (offsets[0].item() != 0 or offsets[-1].item() > input.numel()):
             raise ValueError(
                 "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0."
             )
@@ -99,13 +99,14 @@ def one_hot(tensor, num_classes=-1):
     index."""
     if tensor.dtype != _C.int64:
         raise _C.DTypeError(f"one_hot: tensor is {tensor.dtype} (expected int64)")
-    if tensor.numel() and tensor.min().item() < 0:
+    known = tensor.numel() and not tensor.is_meta
+    if known and tensor.min().item() < 0:
         raise _C.ArgumentError(f"one_hot: index {tensor.min().item()} is negative (expected 0 or more)")
     if num_classes < 0:
         if not tensor.numel():
             raise _C.ArgumentError("one_hot: the tensor is empty, so num_classes is unknown (expected num_classes)")
         num_classes = tensor.max().item() + 1
-    elif tensor.numel() and tensor.max().item() >= num_classes:
+    elif known and tensor.max().item() >= num_classes:
         raise _C.ArgumentError(
             f"one_hot: index {tensor.max().item()} is out of range (expected 0 to {num_classes - 1})"
         )

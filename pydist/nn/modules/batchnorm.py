@@ -77,7 +77,8 @@ class _BatchNorm(Module):
         if self.training and self.track_running_stats:
             self.num_batches_tracked.add_(1)
             if momentum is None:
-                momentum = 1.0 / self.num_batches_tracked.item()
+                count = self.num_batches_tracked
+                momentum = 1.0 if count.is_meta else 1.0 / count.item()
         return F.batch_norm(
             input,
             self.running_mean,

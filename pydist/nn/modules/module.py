@@ -472,8 +472,14 @@ class Module:
         """Does nothing: modules run without compilation. Returns None."""
 
     def to_empty(self, *, device, recurse=True):
-        """Gives all parameters and buffers new memory on a device, without copying. Returns self."""
-        return self._apply(lambda tensor: _C.empty_like(tensor).to(device), recurse)
+        """Gives all parameters and buffers new memory on a device, without copying. Returns self.
+
+        >>> import pydist
+        >>> layer = pydist.nn.Linear(2, 3, device="meta")  # shapes without memory
+        >>> layer.to_empty(device="cpu").weight.shape
+        pydist.Size([3, 2])
+        """
+        return self._apply(lambda tensor: _C.empty_like(tensor, device=device), recurse)
 
     # State.
 
@@ -547,6 +553,12 @@ class Module:
                 f"the shape in current model is {old.shape}."
             )
         elif not assign:
+            if old.is_meta and not new.is_meta:
+                warn(
+                    f"for {key}: copying from a non-meta parameter in the checkpoint to a meta parameter in the current "
+                    "model, which is a no-op. (Did you mean to pass `assign=True` to take the tensors themselves?)",
+                    stacklevel=2,
+                )
             with no_grad():
                 old.copy_(new)
         elif isinstance(old, Parameter):
