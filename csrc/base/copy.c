@@ -19,7 +19,8 @@ void pd_copy_far(void *to, const void *from, size_t bytes) {
     t += head, f += head, bytes -= head;
     for (; bytes >= LINE; t += LINE, f += LINE, bytes -= LINE) {
         const __m128i *v = (const __m128i *)f;
-        __m128i a = _mm_loadu_si128(v), b = _mm_loadu_si128(v + 1), c = _mm_loadu_si128(v + 2), d = _mm_loadu_si128(v + 3);
+        __m128i a = _mm_loadu_si128(v), b = _mm_loadu_si128(v + 1);
+        __m128i c = _mm_loadu_si128(v + 2), d = _mm_loadu_si128(v + 3);
         _mm_stream_si128((__m128i *)t, a), _mm_stream_si128((__m128i *)t + 1, b);
         _mm_stream_si128((__m128i *)t + 2, c), _mm_stream_si128((__m128i *)t + 3, d);
     }

@@ -1,9 +1,9 @@
 /* Random orders that are computed number by number: nothing is filled or held, whatever the length.
 
    The order of n numbers is a Feistel network over the least power of two that holds them, keyed by (seed, epoch); a
-   number that falls outside [0, n) goes through the network again. With a window of w < n, element p is one of the first
-   p + w, as from a buffer of w elements: the numbers are ordered within blocks of half of w, and then within blocks of
-   the other half, which lie across the borders of the first ones. */
+   number outside [0, n) goes through the network again. With a window of w < n, element p is one of the first p + w, as
+   from a buffer of w elements: the numbers are ordered within blocks of half of w, and then within blocks of the other
+   half, which lie across the borders of the first ones. */
 #ifndef PD_DATA_ORDER_H
 #define PD_DATA_ORDER_H
 
