@@ -30,7 +30,7 @@ LATER = {  # file of pydist/_functions: functions, methods
         (
             "adjoint as_strided_scatter atleast_1d atleast_2d atleast_3d block_diag broadcast_shapes cartesian_prod "
             "column_stack diag_embed diagflat diagonal_scatter dsplit dstack hsplit rot90 row_stack select_scatter "
-            "slice_scatter split_with_sizes t unsafe_chunk unsafe_split vsplit"
+            "slice_scatter split_with_sizes t unfold_copy unsafe_chunk unsafe_split vsplit"
         ),
         (
             "adjoint as_strided_ as_strided_scatter diag_embed diagflat diagonal_scatter dsplit hsplit resize resize_ "

@@ -336,6 +336,54 @@ static PyObject *other_form(const op_function *f, PyObject *const *args, Py_ssiz
     return result;
 }
 
+/* [borrowed] the first argument, also one within a list, of a foreign type that handles calls (__torch_function__). */
+static PyObject *find_foreign(PyObject *const *args, Py_ssize_t n, bool deep) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        bool listed = deep && (PyList_Check(args[i]) || PyTuple_Check(args[i]));
+        PyObject *found =
+            listed ? find_foreign(PySequence_Fast_ITEMS(args[i]), PySequence_Fast_GET_SIZE(args[i]), false)
+            : !pd_py_is_tensor(args[i]) && PyObject_HasAttrString((PyObject *)Py_TYPE(args[i]), "__torch_function__")
+                ? args[i]
+                : NULL;
+        if (found) return found;
+    }
+    return NULL;
+}
+
+/* After a TypeError: PyTorch's protocol, by which the argument's own type handles the call. NULL with the TypeError if
+   no argument does. */
+static PyObject *foreign_call(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
+    const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+    PyObject *type, *error, *trace, *foreign, *result = NULL;
+    PyErr_Fetch(&type, &error, &trace);
+    if (!(foreign = find_foreign(args, n + named, true))) {
+        PyErr_Restore(type, error, trace);
+        return NULL;
+    }
+    Py_INCREF(foreign);
+    PyObject *handler = PyObject_GetAttrString(foreign, "__torch_function__"),
+             *types = PyTuple_Pack(1, (PyObject *)Py_TYPE(foreign)), *all = PyTuple_New(n), *kwargs = PyDict_New();
+    bool ok = handler && types && all && kwargs;
+    for (Py_ssize_t i = 0; ok && i < n; i++) PyTuple_SET_ITEM(all, i, Py_NewRef(args[i]));
+    for (Py_ssize_t k = 0; ok && k < named; k++)
+        ok = !PyDict_SetItem(kwargs, PyTuple_GET_ITEM(kwnames, k), args[n + k]);
+    if (ok) result = PyObject_CallFunctionObjArgs(handler, self, types, all, kwargs, NULL);
+    Py_XDECREF(handler);
+    Py_XDECREF(types);
+    Py_XDECREF(all);
+    Py_XDECREF(kwargs);
+    Py_DECREF(foreign);
+    if (result == Py_NotImplemented) {
+        Py_DECREF(result);
+        PyErr_Restore(type, error, trace);
+        return NULL;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return result;
+}
+
 static PyObject *op_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     const op_function *f = (op_function *)self;
     parsed a;
@@ -356,6 +404,8 @@ static PyObject *op_vectorcall(PyObject *self, PyObject *const *args, size_t nar
         pd_free(a.list);
         Py_XDECREF(a.seq);
     }
+    if (__builtin_expect(!result, 0) && PyErr_ExceptionMatches(PyExc_TypeError))
+        return foreign_call(self, args, PyVectorcall_NARGS(nargsf), kwnames);
     return result;
 }
 

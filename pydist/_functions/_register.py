@@ -21,7 +21,7 @@ _WITH_OUT = frozenset(
         "logcumsumexp logit logsumexp masked_select matrix_power median mm mode msort multinomial mv mvlgamma nan_to_num "
         "nanmean nanmedian nanquantile nansum nextafter nonzero norm outer polygamma qr quantile rad2deg renorm row_stack "
         "scatter searchsorted sgn signbit sinc slice_scatter std svd take take_along_dim tensordot tril triu "
-        "var vdot vstack xlogy"
+        "unfold_copy var vdot vstack xlogy"
     ).split()
 )
 

@@ -169,6 +169,17 @@ def unfold(self, dimension, size, step):
     return self.as_strided([*shape, size], [*strides, along], self.storage_offset())
 
 
+@function
+def unfold_copy(input, dimension, size, step):
+    """A copy of input.unfold(dimension, size, step), the windows of `size` elements along a dimension.
+
+    >>> import pydist
+    >>> pydist.unfold_copy(pydist.arange(4), 0, 2, 1).tolist()
+    [[0, 1], [1, 2], [2, 3]]
+    """
+    return input.unfold(dimension, size, step).clone(memory_format=_C.contiguous_format)
+
+
 def _geometry(name, view, doc):
     """A method that turns the tensor itself into the view."""
 
