@@ -2,18 +2,14 @@
 
 from pydist import _C
 from pydist.data import plan, spec
-from pydist.data.iterator import Iterator, NumpyIterator
+from pydist.data.iterator import Iterator, NumpyIterator, drawn_seed
 from pydist.data.options import Options
 from pydist.data.spec import AUTOTUNE, ENDLESS, INFINITE, UNKNOWN
 
-_SEEDS = 1 << 62
-
 
 def _seed(seed, where):
-    """A program's seed, or one that is drawn from the default generator."""
-    if seed is None:
-        return _C.randint(0, _SEEDS, (), device="cpu").item()
-    return spec.count_of(seed, where, "seed") % (1 << 64)
+    """A program's seed. None: the first pass draws one from the default generator (iterator.py)."""
+    return None if seed is None else spec.count_of(seed, where, "seed") % (1 << 64)
 
 
 def _threads(number, where):
@@ -54,7 +50,7 @@ class Dataset:
 
     def _base(self):
         if self._own_base is None:
-            self._own_base = _C.randint(0, _SEEDS, (), device="cpu").item()
+            self._own_base = drawn_seed()
         return self._own_base
 
     # Sources
@@ -164,8 +160,8 @@ class Dataset:
         possible; otherwise element p of the result is one of the first p + buffer_size. No buffer is filled: an
         element's place is computed.
 
-        The order of each pass is another one, unless `reshuffle_each_iteration` is False. Without a seed, one is drawn here
-        from pydist's generator.
+        The order of each pass is another one, unless `reshuffle_each_iteration` is False. Without a seed, the first pass draws
+        one from pydist's generator.
         """
         size = spec.count_of(buffer_size, "shuffle", "buffer_size")
         if size == UNKNOWN or size == INFINITE:

@@ -7,6 +7,12 @@ from pydist.data import plan, spec, state
 
 _VERSION = 1
 _log = logging.getLogger("pydist.data")
+_SEEDS = 1 << 62
+
+
+def drawn_seed():
+    """A seed from the default generator."""
+    return _C.randint(0, _SEEDS, (), device="cpu").item()
 
 
 class Iterator:
@@ -29,6 +35,9 @@ class Iterator:
         self._dataset, self._step = dataset, dataset._node
         steps = self._step.steps()
         self._seeded = [step for step in reversed(steps) if hasattr(step, "seed")]
+        for step in self._seeded:
+            if step.seed is None:
+                step.seed = drawn_seed()
         self._counters = [step for step in self._seeded if hasattr(step, "epochs")] or [dataset]
         epoch = max(one.epochs for one in self._counters)
         self._begin(plan.Run(epoch, dataset._base(), {}))

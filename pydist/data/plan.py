@@ -242,7 +242,7 @@ class Random(Step):
         return [leaf[0] for leaf in self.rows(range(i, i + 1), run)]
 
     def rows(self, numbers, run):
-        seed, epoch = run.seeds.get(id(self), self.seed), run.epoch if self.reshuffle else 0
+        seed, epoch = run.seeds.get(id(self), self.seed or 0), run.epoch if self.reshuffle else 0
         return [_C._data_order(1 << 32, 1 << 32, seed, epoch, numbers)]
 
     def specs(self):
@@ -301,7 +301,7 @@ class Shuffle(Step):
     def places(self, numbers, run):
         """The numbers of the elements that stand at these places."""
         n = self.input.count()
-        seed, epoch = run.seeds.get(id(self), self.seed), run.epoch if self.reshuffle else 0
+        seed, epoch = run.seeds.get(id(self), self.seed or 0), run.epoch if self.reshuffle else 0
         return _C._data_order(ENDLESS if n == INFINITE else n, self.window, seed, epoch, numbers)
 
     def get(self, i, run):
