@@ -13,6 +13,7 @@
 #define BOARD_BYTES 4096
 #define SLOT_BYTES (256 << 10)
 #define READ_BYTES (8 << 20)
+#define TURNS_READ_BYTES (2 << 20)
 #define MESH_SPINS 50 /* looks at a socket, of about 0.4 us each */
 #define SPINS 400 /* pauses of about 45 ns: some 20 us, which a peer that is almost there needs */
 
@@ -49,9 +50,12 @@ static bool has_near(const pd_group *g) {
     return true;
 }
 
-/* Measured (2 cores; ms by slots, read in place): 2 ranks 1 MiB 0.17, 0.47; 4 MiB 1.0, 2.7; 16 MiB 7.6, 7.5; 64 MiB 33,
-   22. 4 ranks, which take turns on the cores at each gate: 1 MiB 2.4, 1.7; 4 MiB 11, 6.5; 64 MiB 200, 38. */
-static size_t read_from(const pd_group *g) { return g->size > pd_threads_cores() ? 0 : READ_BYTES; }
+/* Measured (2 quiet cores; ms by slots, read in place): 2 ranks 4 MiB 0.26, 0.32; 16 MiB 2.4, 2.6; 64 MiB 9.2, 9.2. 4
+   ranks, which take turns on the cores at each gate: 1 MiB 0.18, 0.31; 4 MiB 1.3, 1.4; 16 MiB 5.9, 4.8; 64 MiB 19,
+   18.5. On a busy machine more gates cost more. */
+static size_t read_from(const pd_group *g) {
+    return g->size > pd_threads_cores() ? TURNS_READ_BYTES : READ_BYTES;
+}
 
 static void drop_peeks(pd_group *g) {
     pd_free(g->peeks);
