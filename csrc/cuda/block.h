@@ -71,4 +71,16 @@ template <class T> static __device__ T block_before(T v, T *all) {
     return threadIdx.x ? sums[now][threadIdx.x - 1] : (T)0;
 }
 
+/* Whether this block is the last one of `count` blocks that call this with the counter. It then sees what the others
+   have written before. The whole block must call it. */
+static inline __device__ bool is_last(unsigned *counter, unsigned count) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads(); /* all threads of the block have written */
+    if (threadIdx.x == 0) last = atomicInc(counter, count - 1) == count - 1; /* the last one leaves 0 behind */
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
+}
+
 #endif

@@ -59,6 +59,11 @@ static inline __device__ void complain(bad_record *r, const pd_bad_index &what) 
     r->ready = 1;
 }
 
+/* `count` counters for a launch on this thread's stream that comes next, by which its blocks find out which of them is
+   the last (is_last in block.h). They are zero, and the launch leaves zeros behind. NULL: no memory, and the op has
+   failed. */
+unsigned *pd_cuda_counters(int64_t count);
+
 template <class T> struct tag { typedef T type; };
 /* Calls f(tag<C type>()) for the element type t. */
 template <class F> static void by_float(pd_dtype t, F f) {

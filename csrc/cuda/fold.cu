@@ -1,13 +1,7 @@
-/* Sums, products and extremes along the middle axis of [outer, n, inner], sums of squares.
-
-   A first launch cuts the axis into parts, if it is long, and folds each. A second one folds the parts' results. How
-   many parts there are and the order within a part depend on shapes alone, so the bits are the same in every run and
-   on every device. A block folds a part of a row (inner 1), or a part of as many columns as its threads load at once. */
-#include "cuda/block.h"
+/* Sums, products and extremes along the middle axis of [outer, n, inner], sums of squares, each in one launch. fold.h
+   cuts the axis into parts. The block that ends last folds the parts' results, in their order. */
+#include "cuda/fold.h"
 #include "cuda/table.h"
-
-enum { ROW_CHUNK = 4096, SHORT = 64, MOST_PARTS = 128, MOST_BLOCKS = 1024 };
-static bool by_rows(const pd_block &b) { return b.inner == 1 && b.n > SHORT; }
 
 template <class T> struct fold_of { typedef int64_t type; }; /* the type in which values are folded */
 template <> struct fold_of<float> { typedef float type; };
@@ -42,85 +36,95 @@ template <class A> struct goal {
         }
     }
 };
-static goal<float> between(float *out) { return {PD_F32, out, 1, false}; }
-static goal<double> between(double *out) { return {PD_F64, out, 1, false}; }
-static goal<int64_t> between(int64_t *out) { return {PD_I64, out, 1, false}; }
 
-template <template <class> class Op, class E, class A>
-static __global__ void fold_rows(const E *x, int64_t n, int64_t parts, int64_t chunk, entry how, goal<A> to) {
-    int64_t part = blockIdx.x % parts, begin = part * chunk, end = begin + chunk < n ? begin + chunk : n;
-    const E *row = x + blockIdx.x / parts * n;
-    A v = Op<A>::none();
-    for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) v = Op<A>::of(v, enter<A>(row[i], how));
-    v = block_all<Op>(v);
-    if (threadIdx.x == 0) to.put(blockIdx.x, v);
-}
-
-/* A thread folds V columns of every SLICES-th row of a part. count: of vectors in [outer, parts, inner / V]. */
-template <template <class> class Op, class E, class A, int V, int SLICES>
-static __global__ void fold_columns(const E *x, int64_t count, int64_t n, int64_t inner, int64_t parts, int64_t chunk, entry how, goal<A> to) {
-    constexpr int LANES = THREADS / SLICES, COLUMNS = LANES * V;
-    const int lane = threadIdx.x % LANES, slice = threadIdx.x / LANES;
-    const int64_t first = (int64_t)blockIdx.x * LANES, at = first + lane, vectors = inner / V;
-    const int64_t part = at / vectors % parts, begin = part * chunk, end = begin + chunk < n ? begin + chunk : n;
-    const E *from = x + at / vectors / parts * n * inner + at % vectors * V;
-    A v[V];
+/* Folds V neighbours of the rows begin, begin + by, ... of a matrix, each `inner` behind the other. */
+template <template <class> class Op, class E, class A, int V>
+static __device__ void add_rows(A (&v)[V], const E *from, int64_t begin, int64_t end, int64_t by, int64_t inner, entry how) {
     for (int e = 0; e < V; e++) v[e] = Op<A>::none();
-    for (int64_t i = begin + slice; i < end && at < count; i += SLICES) {
+    for (int64_t i = begin; i < end; i += by) {
         pack<E, V> p = *(const pack<E, V> *)(from + i * inner);
         for (int e = 0; e < V; e++) v[e] = Op<A>::of(v[e], enter<A>(p.e[e], how));
     }
-    if constexpr (SLICES == 1) {
-        for (int e = 0; e < V && at < count; e++) to.put(at * V + e, v[e]);
-    } else {
-        __shared__ A all[SLICES][COLUMNS];
-        for (int e = 0; e < V; e++) all[slice][lane * V + e] = v[e];
-        __syncthreads();
-        for (int c = threadIdx.x; c < COLUMNS && first + c / V < count; c += THREADS) {
-            A sum = all[0][c];
-            for (int k = 1; k < SLICES; k++) sum = Op<A>::of(sum, all[k][c]);
-            to.put(first * V + c, sum);
-        }
+}
+
+/* A thread folds V columns of a short axis. count: of vectors in [outer, inner / V]. */
+template <template <class> class Op, class E, class A, int V>
+static __global__ void fold_short(const E *x, int64_t count, int64_t n, int64_t inner, entry how, goal<A> to) {
+    const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, vectors = inner / V;
+    if (at >= count) return;
+    A v[V];
+    add_rows<Op>(v, x + at / vectors * n * inner + at % vectors * V, 0, n, 1, inner, how);
+    for (int e = 0; e < V; e++) to.put(at * V + e, v[e]);
+}
+
+/* folded: [outer, parts], unless there is one part. */
+template <template <class> class Op, class E, class A>
+static __global__ void fold_rows(const E *x, int64_t n, const cut c, entry how, A *folded, unsigned *counters, goal<A> to) {
+    const int64_t row = blockIdx.x / c.parts, begin = blockIdx.x % c.parts * c.chunk, end = begin + c.chunk < n ? begin + c.chunk : n;
+    A v[1];
+    add_rows<Op>(v, x + row * n, begin + threadIdx.x, end, THREADS, 1, how);
+    A all = block_all<Op>(v[0]);
+    if (c.parts > 1) {
+        if (threadIdx.x == 0) folded[blockIdx.x] = all;
+        if (!is_last(&counters[row], (unsigned)c.parts)) return;
+        add_rows<Op>(v, folded + row * c.parts, threadIdx.x, c.parts, THREADS, 1, AS_IT_IS);
+        all = block_all<Op>(v[0]);
+    }
+    if (threadIdx.x == 0) to.put(row, all);
+}
+
+/* Calls put(k, value) for the block's first `count` columns, each folded over the threads that have a part of it. */
+template <template <class> class Op, class A, int V, class F>
+static __device__ void across_slices(const A (&v)[V], int width, int64_t count, F put) {
+    __shared__ A all[THREADS * V];
+    __syncthreads(); /* all have read those of the call before */
+    for (int e = 0; e < V; e++) all[threadIdx.x * V + e] = v[e];
+    __syncthreads();
+    for (int k = threadIdx.x; k < width && k < count; k += THREADS) {
+        A sum = all[k];
+        for (int at = k + width; at < THREADS * V; at += width) sum = Op<A>::of(sum, all[at]);
+        put(k, sum);
     }
 }
 
-template <template <class> class Op, class E, class A, int V, int SLICES>
-static void columns(const E *x, const pd_block &b, int64_t parts, int64_t chunk, entry how, goal<A> to) {
-    const int64_t count = b.outer * parts * (b.inner / V), lanes = THREADS / SLICES;
-    launch(fold_columns<Op, E, A, V, SLICES>, (count + lanes - 1) / lanes, THREADS, x, count, b.n, b.inner, parts, chunk, how, to);
-}
-/* again: x are results of parts. */
-template <template <class> class Op, class E, class A>
-static void stage(const E *x, const pd_block &b, int64_t parts, entry how, bool rows, bool again, goal<A> to) {
-    constexpr int V = sizeof(E) < 2 ? 8 : 16 / sizeof(E);
-    const int64_t chunk = b.n ? (b.n + parts - 1) / parts : 1;
-    const bool vectors = b.inner % V == 0 && (uintptr_t)x % (V * sizeof(E)) == 0, slices = again || b.n > SHORT;
-    if (rows) launch(fold_rows<Op, E, A>, b.outer * parts, THREADS, x, b.n, parts, chunk, how, to);
-    else if (vectors && slices) columns<Op, E, A, V, WARPS>(x, b, parts, chunk, how, to);
-    else if (vectors) columns<Op, E, A, V, 1>(x, b, parts, chunk, how, to);
-    else if (slices) columns<Op, E, A, 1, WARPS>(x, b, parts, chunk, how, to);
-    else columns<Op, E, A, 1, 1>(x, b, parts, chunk, how, to);
-}
-
-/* A long row has at least 4096 elements a part, columns as many parts as give the device enough blocks. */
-static int64_t parts_of(const pd_block &b) {
-    const bool rows = by_rows(b);
-    const int64_t blocks = (b.outer * b.inner + THREADS - 1) / THREADS, chunk = rows ? +ROW_CHUNK : +SHORT;
-    int64_t parts = (b.n + chunk - 1) / chunk, most = rows ? (int64_t)ROW_CHUNK : MOST_BLOCKS / blocks;
-    if (!rows && most > MOST_PARTS) most = MOST_PARTS;
-    if (parts > most) parts = most;
-    return parts < 1 ? 1 : parts;
+/* folded: [outer, parts, inner], unless there is one part. */
+template <template <class> class Op, class E, class A, int V>
+static __global__ void fold_columns(const E *x, int64_t n, int64_t inner, const cut c, entry how, A *folded, unsigned *counters, goal<A> to) {
+    const int width = c.lanes * V, slices = THREADS / c.lanes, slice = threadIdx.x / c.lanes;
+    const int64_t group = blockIdx.x % c.groups, part = blockIdx.x / c.groups % c.parts, outer = blockIdx.x / c.groups / c.parts;
+    const int64_t first = group * width, own = first + threadIdx.x % c.lanes * V, count = inner - first;
+    const int64_t begin = part * c.chunk, end = begin + c.chunk < n ? begin + c.chunk : n;
+    A v[V];
+    add_rows<Op>(v, x + outer * n * inner + own, begin + slice, own < inner ? end : 0, slices, inner, how);
+    if (c.parts > 1) {
+        A *sums = folded + outer * c.parts * inner;
+        across_slices<Op>(v, width, count, [&](int k, A sum) { sums[part * inner + first + k] = sum; });
+        if (!is_last(&counters[outer * c.groups + group], (unsigned)c.parts)) return;
+        add_rows<Op>(v, (const A *)sums + own, slice, own < inner ? c.parts : 0, slices, inner, AS_IT_IS);
+    }
+    across_slices<Op>(v, width, count, [&](int k, A sum) { to.put(outer * inner + first + k, sum); });
 }
 
+template <template <class> class Op, class E, class A, int V>
+static void columns(const E *x, const pd_block &b, const cut &c, entry how, A *folded, unsigned *counters, goal<A> to) {
+    const int64_t count = b.outer * (b.inner / V);
+    if (c.whole) launch(fold_short<Op, E, A, V>, (count + THREADS - 1) / THREADS, THREADS, x, count, b.n, b.inner, how, to);
+    else launch(fold_columns<Op, E, A, V>, b.outer * c.groups * c.parts, THREADS, x, b.n, b.inner, c, how, folded, counters, to);
+}
 template <template <class> class Op, class E, class A> static void fold_to(const E *x, const pd_block &b, entry how, goal<A> to) {
-    const int64_t count = b.outer * b.inner, parts = count ? parts_of(b) : 0;
-    const bool rows = by_rows(b);
-    if (!count) return;
-    if (parts == 1) return stage<Op, E, A>(x, b, 1, how, rows, false, to);
-    A *folded = (A *)pd_cuda_lent->room((size_t)(count * parts) * sizeof(A));
-    if (!folded) return;
-    stage<Op, E, A>(x, b, parts, how, rows, false, between(folded));
-    stage<Op, A, A>(folded, pd_block{b.outer, parts, b.inner}, 1, AS_IT_IS, rows, true, to);
+    constexpr int V = vector_of(sizeof(E));
+    if (b.outer <= 0 || b.inner <= 0) return;
+    const cut c = cut_of(&b, x, sizeof(E));
+    A *folded = nullptr;
+    unsigned *counters = nullptr;
+    if (c.parts > 1) {
+        folded = (A *)pd_cuda_lent->room((size_t)(b.outer * b.inner * c.parts) * sizeof(A));
+        counters = folded ? pd_cuda_counters(b.outer * c.groups) : nullptr;
+        if (!counters) return;
+    }
+    if (c.rows && !c.whole) launch(fold_rows<Op, E, A>, b.outer * c.parts, THREADS, x, b.n, c, how, folded, counters, to);
+    else if (c.V == V) columns<Op, E, A, V>(x, b, c, how, folded, counters, to);
+    else columns<Op, E, A, 1>(x, b, c, how, folded, counters, to);
 }
 
 void pd_cuda_fold(pd_fold f, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *out) {
@@ -145,7 +149,7 @@ void pd_cuda_fold(pd_fold f, pd_dtype t, pd_dtype out_t, const pd_block *b, cons
 void pd_cuda_sum_squares(pd_dtype t, int64_t n, const void *x, double *sum) {
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;
-        fold_to<plus>((const E *)x, pd_block{1, n, 1}, SQUARED, between(sum));
+        fold_to<plus>((const E *)x, pd_block{1, n, 1}, SQUARED, goal<double>{PD_F64, sum, 1, false});
     });
 }
 

@@ -1,4 +1,6 @@
 /* What the library exports: its table of kernels, and CUDA's runtime, which is linked in, behind plain functions. */
+#include <pthread.h>
+
 #include "cuda/table.h"
 
 #ifdef __CUDACC__
@@ -53,6 +55,42 @@ static bool bad_index(pd_bad_index *out) {
     return true;
 }
 
+/* A row of counters for each stream: launches of one stream follow each other, those of two streams may overlap. */
+enum { ROWS = 32, COUNTERS = 1024 };
+static __device__ unsigned counters[ROWS][COUNTERS];
+static struct owner { int device; cudaStream_t stream; } owners[ROWS];
+static int taken; /* rows */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread unsigned *own_row; /* of the thread's stream; NULL: not asked for yet, or none was left */
+
+static unsigned *find_row() {
+    int device = 0, row = 0;
+    void *all = nullptr;
+    if (cudaGetDevice(&device) || cudaGetSymbolAddress(&all, counters)) return nullptr;
+    pthread_mutex_lock(&lock);
+    while (row < taken && (owners[row].device != device || owners[row].stream != pd_cuda_stream_now)) row++;
+    if (row == taken && taken < ROWS) owners[taken++] = owner{device, pd_cuda_stream_now};
+    pthread_mutex_unlock(&lock);
+    return row < ROWS ? (unsigned *)all + row * COUNTERS : nullptr;
+}
+
+static int capturing(void *s, bool *out) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaStreamIsCapturing((cudaStream_t)s, &status);
+    *out = status != cudaStreamCaptureStatusNone;
+    return error;
+}
+
+/* A graph runs on any stream, beside others, so it has counters of its own. */
+unsigned *pd_cuda_counters(int64_t count) {
+    bool captures = false;
+    if (pd_cuda_stream_now && capturing(pd_cuda_stream_now, &captures)) captures = true;
+    if (!captures && count <= COUNTERS && (own_row || (own_row = find_row()))) return own_row;
+    unsigned *made = (unsigned *)pd_cuda_lent->room((size_t)count * sizeof *made);
+    if (made) cudaMemsetAsync(made, 0, (size_t)count * sizeof *made, pd_cuda_stream_now);
+    return made;
+}
+
 static void start(const pd_cuda_host *host) { pd_cuda_lent = host; }
 static const char *text(int error) { return cudaGetErrorString((cudaError_t)error); }
 static int count(int *devices) { return cudaGetDeviceCount(devices); }
@@ -86,6 +124,7 @@ static int fits(bool *out) {
 
 static int use(int device, void *stream) {
     pd_cuda_stream_now = (cudaStream_t)stream;
+    own_row = nullptr;
     return cudaSetDevice(device);
 }
 static int at(int device, int *was) {
@@ -135,12 +174,6 @@ static int capture_end(void *s, void **out) {
     cudaError_t error = cudaStreamEndCapture((cudaStream_t)s, &graph);
     if (!error) error = cudaGraphInstantiate((cudaGraphExec_t *)out, graph, 0);
     if (graph) cudaGraphDestroy(graph);
-    return error;
-}
-static int capturing(void *s, bool *out) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    cudaError_t error = cudaStreamIsCapturing((cudaStream_t)s, &status);
-    *out = status != cudaStreamCaptureStatusNone;
     return error;
 }
 static int graph_launch(void *graph, void *s) { return cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)s); }

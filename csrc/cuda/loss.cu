@@ -66,24 +66,24 @@ static __global__ void loss_rows(const labelled<E> c, const E *x, T *lse, L *los
     if (losses) losses[r] = narrow<L>((wide<L>)value);
 }
 
-/* parts[k][b]: the sum of block b's part of in[k], which has EACH numbers for each thread. */
+/* Sums in[k], K times n numbers, and for two of them their quotient. A block sums a part of each, EACH numbers a thread,
+   into parts[k]; the block that ends last sums the parts. */
 enum { EACH = 8 };
-template <int K> static __global__ void sum_parts(const double *in, double *parts, int64_t n) {
-    int64_t begin = (int64_t)blockIdx.x * THREADS * EACH, end = begin + THREADS * EACH < n ? begin + THREADS * EACH : n;
-    for (int k = 0; k < K; k++) {
-        double v = 0;
-        for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) v += in[k * n + i];
-        v = block_all<plus>(v);
-        if (threadIdx.x == 0) parts[k * (int64_t)gridDim.x + blockIdx.x] = v;
-    }
-}
-/* One block. sums: the sum of each in[k], and for two of them their quotient. */
-template <int K> static __global__ void sum_all(const double *in, double *sums, int64_t n) {
+template <int K> static __global__ void add_up_kernel(const double *in, double *parts, double *sums, unsigned *counter, int64_t n) {
+    const int64_t begin = (int64_t)blockIdx.x * THREADS * EACH, end = begin + THREADS * EACH < n ? begin + THREADS * EACH : n, blocks = gridDim.x;
     double all[K];
-    for (int k = 0; k < K; k++) {
-        double v = 0;
-        for (int64_t i = threadIdx.x; i < n; i += THREADS) v += in[k * n + i];
-        all[k] = block_all<plus>(v);
+    auto add = [&](const double *from, int64_t step, int64_t begin, int64_t end) {
+        for (int k = 0; k < K; k++) {
+            double v = 0;
+            for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) v += from[k * step + i];
+            all[k] = block_all<plus>(v);
+        }
+    };
+    add(in, n, begin, end);
+    if (blocks > 1) {
+        for (int k = 0; k < K && threadIdx.x == 0; k++) parts[k * blocks + blockIdx.x] = all[k];
+        if (!is_last(counter, (unsigned)blocks)) return;
+        add(parts, blocks, 0, blocks);
     }
     if (threadIdx.x) return;
     for (int k = 0; k < K; k++) sums[k] = all[k];
@@ -94,12 +94,9 @@ template <int K> static double *room_to_add_up(int64_t n) {
     return (double *)pd_cuda_lent->room(sizeof(double) * (size_t)(K * (n + blocks_for(n, THREADS, EACH)) + 1));
 }
 template <int K> static void add_up(double *in, int64_t n, double *sums) {
-    int64_t blocks = blocks_for(n, THREADS, EACH);
-    if (blocks > 1) {
-        launch(sum_parts<K>, blocks, THREADS, (const double *)in, in + K * n, n);
-        in += K * n, n = blocks;
-    }
-    launch(sum_all<K>, 1, THREADS, (const double *)in, sums, n);
+    const int64_t blocks = n > 0 ? blocks_for(n, THREADS, EACH) : 1;
+    unsigned *counter = pd_cuda_counters(1);
+    if (counter) launch(add_up_kernel<K>, blocks, THREADS, (const double *)in, in + K * n, sums, counter, n);
 }
 
 template <bool LOGITS> static void run(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double *sums) {

@@ -2,7 +2,8 @@
    warp a short one, a block a long one. Each thread keeps the first elements that it reads of a row in registers.
 
    The gradient is one pass over the rows. A block has a part of them, whose length depends on shapes alone, and also
-   sums the gradients of weight and bias over its part. Then the parts are summed. */
+   sums the gradients of weight and bias over its part. Of every FAN parts, and then of all, the block that ends last adds
+   up the sums, in the order of the parts. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 
@@ -107,11 +108,38 @@ template <class T, int V> static __device__ void put_sums(T *to, int64_t i, int6
     }
 }
 
+enum { FAN = 16 };
+/* Adds up to FAN rows of `width` elements, `step` apart, into the first one. */
+template <class T, int V> static __device__ void add_parts(T *to, int64_t width, int64_t step, int count) {
+    enum { W = V > 4 ? 4 : V };
+    for (int64_t i = threadIdx.x * W; i < width; i += THREADS * W) {
+        pack<T, W> v[FAN];
+        UNROLLED
+        for (int k = 0; k < FAN; k++)
+            if (k < count) v[k] = *(const pack<T, W> *)(to + k * step + i);
+        UNROLLED
+        for (int k = 1; k < FAN; k++)
+            for (int e = 0; e < W && k < count; e++) v[0].e[e] += v[k].e[e];
+        *(pack<T, W> *)(to + i) = v[0];
+    }
+    __syncthreads();
+}
+/* Adds up the parts of all blocks, each `width` elements. True in one block, which then finds the sums in partial[0]. */
+template <class T, int V> static __device__ bool add_all_parts(T *partial, int64_t width, unsigned *counters) {
+    const unsigned group = blockIdx.x / FAN, left = gridDim.x - group * FAN, members = left < FAN ? left : +FAN, groups = (gridDim.x + FAN - 1) / FAN;
+    if (!is_last(&counters[group], members)) return false;
+    add_parts<T, V>(partial + group * FAN * width, width, width, (int)members);
+    if (groups == 1) return true;
+    if (!is_last(&counters[FAN], groups)) return false;
+    add_parts<T, V>(partial, width, FAN * width, (int)groups);
+    return true;
+}
+
 /* One block a multiprocessor is enough: else sm_100a gets 64 registers and spills. */
 template <class T, int V, int G>
 static __global__ void __launch_bounds__(THREADS, 1)
 grad_kernel(const pd_row_norm c, const void *g, const void *gs, const void *s, const void *w, const T *mean, const T *rstd, void *gx, void *gy,
-            T *partial, int64_t length) {
+            void *sum_w, void *sum_b, T *partial, unsigned *counters, int64_t length) {
     constexpr int ROWS = THREADS / G, KEPT = STEPS * G * V;
     const int64_t begin = blockIdx.x * length, end = begin + length < c.rows ? begin + length : c.rows;
     T *to = partial + 2 * c.n * blockIdx.x, gw[STEPS][V] = {}, gb[STEPS][V] = {};
@@ -179,27 +207,21 @@ grad_kernel(const pd_row_norm c, const void *g, const void *gs, const void *s, c
         __syncthreads();
     }
     for (int64_t i = threadIdx.x; i < 2 * c.n && G == WARP; i += THREADS) to[i] = block[i];
-}
-
-/* The sums over all parts: a block has COLUMNS of the 2 n columns, a thread every SLICES-th part. */
-enum { COLUMNS = 16, SLICES = THREADS / COLUMNS };
-template <class T> static __global__ void parts_kernel(pd_dtype t, const T *partial, void *gw, void *gb, int64_t parts, int64_t n) {
-    __shared__ T sums[SLICES][COLUMNS + 1];
-    const int column = threadIdx.x % COLUMNS, slice = threadIdx.x / COLUMNS;
-    const int64_t i = (int64_t)blockIdx.x * COLUMNS + column;
-    T sum[1] = {0};
-    for (int64_t p = slice; p < parts && i < 2 * n; p += SLICES) sum[0] += partial[2 * p * n + i];
-    sums[slice][column] = sum[0];
-    __syncthreads();
-    if (slice || i >= 2 * n) return;
-    for (int k = 1; k < SLICES; k++) sum[0] += sums[k][column];
-    if (i < n && gw) put(t, gw, i, sum);
-    if (i >= n && gb) put(t, gb, i - n, sum);
+    if (!add_all_parts<T, V>(partial, 2 * c.n, counters)) return;
+    for (int64_t i = threadIdx.x; i < c.n; i += THREADS) {
+        const T of_w[1] = {partial[i]}, of_b[1] = {partial[c.n + i]};
+        if (sum_w) put(c.w, sum_w, i, of_w);
+        if (sum_b) put(c.w, sum_b, i, of_b);
+    }
 }
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-static int64_t part_length(const pd_row_norm *c) { return c->rows <= 8 * 256 ? 8 : (c->rows + 255) / 256; }
+/* There are at most FAN * FAN parts. */
+static int64_t part_length(const pd_row_norm *c) {
+    const int64_t most = FAN * FAN;
+    return c->rows <= 8 * most ? 8 : (c->rows + most - 1) / most;
+}
 static int64_t parts_of(const pd_row_norm *c) { return (c->rows + part_length(c) - 1) / part_length(c); }
 
 /* Whether rows of these tensors can be read in whole vectors of 16 bytes. */
@@ -234,9 +256,9 @@ void pd_cuda_row_norm_grad(const pd_row_norm *c, const void *g, const void *gs, 
     by_rows(c, in_vectors(c, {g, gs, s, w, gx, gy}), [&](auto t, auto v, auto group) {
         typedef typename decltype(t)::type T;
         constexpr int V = decltype(v)::value, G = decltype(group)::value;
-        const bool sums = gw || gb;
-        launch(grad_kernel<T, V, G>, parts_of(c), THREADS, *c, g, gs, s, w, (const T *)mean, (const T *)rstd, gx, gy, sums ? (T *)scratch : (T *)nullptr,
-               part_length(c));
-        if (sums) launch(parts_kernel<T>, (2 * c->n + COLUMNS - 1) / COLUMNS, THREADS, c->w, (const T *)scratch, gw, gb, parts_of(c), c->n);
+        unsigned *counters = gw || gb ? pd_cuda_counters(FAN + 1) : nullptr;
+        if ((gw || gb) && !counters) return;
+        launch(grad_kernel<T, V, G>, parts_of(c), THREADS, *c, g, gs, s, w, (const T *)mean, (const T *)rstd, gx, gy, gw, gb,
+               counters ? (T *)scratch : (T *)nullptr, counters, part_length(c));
     });
 }

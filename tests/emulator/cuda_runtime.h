@@ -64,6 +64,11 @@ cudaError_t cudaFree(void *p);
 cudaError_t cudaMallocHost(void **out, size_t bytes);
 cudaError_t cudaFreeHost(void *p);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream);
+template <class T> static cudaError_t cudaGetSymbolAddress(void **out, const T &symbol) { /* of __device__ variables */
+    *out = (void *)&symbol;
+    return cudaSuccess;
+}
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
@@ -155,6 +160,12 @@ static inline unsigned atomicAdd(unsigned *p, unsigned value) {
     *p = was + value;
     return was;
 }
+static inline unsigned atomicInc(unsigned *p, unsigned most) {
+    unsigned was = *p;
+    *p = was >= most ? 0 : was + 1;
+    return was;
+}
+static inline void __threadfence() {}
 static inline void __threadfence_system() {}
 
 #endif

@@ -233,6 +233,12 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int, cudaS
     return cudaSuccess;
 }
 
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream) {
+    if (pd_counts()) pd_count({"memset", 0, (double)bytes, 0, 1});
+    pd_emulate_work(stream, [=] { memset(p, value, bytes); });
+    return cudaSuccess;
+}
+
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     one_thread only(use);
     if (!stream || capture_of(stream)) return is(cudaErrorStreamCaptureUnsupported);
@@ -451,6 +457,10 @@ static void start_fiber(unsigned f) {
     if (!_setjmp(scheduler)) swapcontext(&back, &context);
 }
 
+/* For tests: blocks run from the last to the first, so that another one is the last to end. */
+static bool backwards;
+extern "C" __attribute__((visibility("default"))) void pd_emulated_backwards(int on) { backwards = on; }
+
 static void run_block() {
     unsigned started = 0;
     next_thread = 0;
@@ -470,5 +480,8 @@ void pd_emulate_run(unsigned blocks, unsigned threads, void (*thread)(void *), v
     blockDim = {threads, 1, 1};
     body = thread;
     body_ctx = ctx;
-    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) run_block();
+    for (unsigned i = 0; i < blocks; i++) {
+        blockIdx.x = backwards ? blocks - 1 - i : i;
+        run_block();
+    }
 }

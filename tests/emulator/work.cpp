@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "count.h"
+#include "cuda/fold.h"
 #include "cuda/table.h"
 
 /* ---- what formulas are made of ---- */
@@ -138,29 +139,20 @@ static pd_work work_of(row_range, pd_dtype t, void *, int64_t n, double, double)
     return {"range", 0, (double)n * size_of(t), 0, n > 0};
 }
 
-/* One launch, or, as in fold.cu, one for parts of a long axis and one for the results of the parts. */
-static pd_work folded(std::string kind, pd_block b, double size, double wide, double out) {
-    const bool rows = b.inner == 1 && b.n > 64;
-    const int64_t count = b.outer * b.inner, blocks = (count + 255) / 256, chunk = rows ? 4096 : 64,
-                  most = rows         ? 4096
-                         : blocks > 8 ? 1024 / blocks
-                                      : 128;
-    int64_t parts = b.n > 64 ? (b.n + chunk - 1) / chunk : 1;
-    if (!count) return {kind, 0, 0, 0, 0};
-    if (parts > most) parts = most > 1 ? most : 1;
-    pd_work w = {kind, (double)(count * b.n) * size, (double)count * out, 0, 1};
-    if (parts == 1) return w;
-    w.read += (double)(count * parts) * wide;
-    w.written += (double)(count * parts) * wide;
-    w.launches++;
-    return w;
+/* Each part of a long axis writes its result, which the last one reads. */
+static pd_work folded(std::string kind, pd_block b, const void *x, double size, double wide, double out) {
+    const double count = (double)(b.outer * b.inner);
+    if (count <= 0) return {kind, 0, 0, 0, 0};
+    const cut c = cut_of(&b, x, (size_t)size);
+    const double parts = c.parts > 1 ? (double)c.parts * count * wide : 0;
+    return {kind, count * (double)b.n * size + parts, count * out + parts, 0, 1};
 }
-static pd_work work_of(row_fold, pd_fold, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *, void *) {
+static pd_work work_of(row_fold, pd_fold, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *) {
     double wide = t == PD_F32 || t == PD_F16 || t == PD_BF16 ? 4 : 8;
-    return folded(kind("fold", t), *b, size_of(t), wide, size_of(out_t));
+    return folded(kind("fold", t), *b, x, size_of(t), wide, size_of(out_t));
 }
-static pd_work work_of(row_sum_squares, pd_dtype t, int64_t n, const void *, double *) {
-    return folded(kind("sum_squares", t), pd_block{1, n, 1}, size_of(t), 8, 8);
+static pd_work work_of(row_sum_squares, pd_dtype t, int64_t n, const void *x, double *) {
+    return folded(kind("sum_squares", t), pd_block{1, n, 1}, x, size_of(t), 8, 8);
 }
 static double count_of(const pd_block *b) { return (double)(b->outer * b->n * b->inner); }
 static pd_work work_of(row_softmax, bool, pd_dtype t, const pd_block *b, const void *, void *) {
@@ -202,12 +194,12 @@ static pd_work work_of(row_sort, bool, pd_dtype t, const pd_block *b, const void
 
 /* ---- losses ---- */
 
-/* K sums of n doubles: parts of 2048 first, if there are several. */
+/* K sums of n doubles, by parts of 2048. */
 static void add_up(pd_work *w, int K, double rows) {
     double parts = (double)blocks_for((int64_t)rows, 256, 8);
     w->read += 8 * K * rows;
     w->launches++;
-    if (parts > 1) w->read += 8 * K * parts, w->written += 8 * K * parts, w->launches++;
+    if (parts > 1) w->read += 8 * K * parts, w->written += 8 * K * parts;
     w->written += K == 2 ? 24 : 8;
 }
 static double loss_size(pd_dtype t, const pd_xent *c) { return c->wide ? wide_size(t) : size_of(t); }
@@ -335,7 +327,7 @@ static pd_work work_of(row_row_norm, const pd_row_norm *c, const void *, const v
                 row_of(c->w, c) * ((w != nullptr) + (b != nullptr)),
             rows * (s + row_of(c->out, c) + 2 * T), 0, 1};
 }
-/* One pass, and a launch that adds up the parts of gw and gb. */
+/* One pass; the parts of gw and gb are written and read. */
 static pd_work work_of(row_row_norm_grad, const pd_row_norm *c, const void *, const void *gs, const void *,
                        const void *w, const void *, const void *, void *gx, void *gy, void *gw, void *gb, void *) {
     const int64_t length = c->rows <= 8 * 256 ? 8 : (c->rows + 255) / 256;
@@ -350,7 +342,6 @@ static pd_work work_of(row_row_norm_grad, const pd_row_norm *c, const void *, co
     if (!gw && !gb) return of;
     of.read += parts;
     of.written += parts + row_of(c->w, c) * ((gw != nullptr) + (gb != nullptr));
-    of.launches++;
     return of;
 }
 

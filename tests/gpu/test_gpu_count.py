@@ -57,10 +57,10 @@ def test_elementwise_kernels_count_each_operand_once():
 
 def test_a_reduction_counts_its_stages():
     x = cuda(10000, dtype=pydist.bfloat16)
-    assert kinds_of(x.sum) == {"fold bfloat16": (2, 20000 + 12, 12 + 2)}  # three parts, and one of the three sums
-    rows = cuda(300, 40, dtype=pydist.bfloat16)
-    assert kinds_of(lambda: rows[:50].sum(0)) == {"fold bfloat16": (1, 50 * 80, 80)}
-    assert kinds_of(lambda: rows.sum(0)) == {"fold bfloat16": (2, 300 * 80 + 5 * 160, 5 * 160 + 80)}
+    assert kinds_of(x.sum) == {"fold bfloat16": (1, 20000 + 12, 12 + 2)}  # three parts, and their sums
+    rows = cuda(300, 40, dtype=pydist.bfloat16)  # a row is five vectors, so eight threads, and 32 of these are a block
+    assert kinds_of(lambda: rows[:250].sum(0)) == {"fold bfloat16": (1, 250 * 80, 80)}
+    assert kinds_of(lambda: rows.sum(0)) == {"fold bfloat16": (1, 300 * 80 + 2 * 160, 2 * 160 + 80)}
 
 
 def test_layer_norm_counts_one_pass():
@@ -70,7 +70,7 @@ def test_layer_norm_counts_one_pass():
     y, g = F.layer_norm(x.requires_grad_(), (24,), w.requires_grad_(), b.requires_grad_()), cuda(50, 24)
     found = kinds_of(lambda: pydist.autograd.grad(y, (x, w, b), g, retain_graph=True))
     parts = 7 * 2 * row  # 50 rows in seven parts, each with sums for w and for b
-    assert found["norm float32, backward"] == (2, 2 * 50 * row + stats + row + parts, 50 * row + parts + 2 * row)
+    assert found["norm float32, backward"] == (1, 2 * 50 * row + stats + row + parts, 50 * row + parts + 2 * row)
 
 
 def test_a_residual_block_adds_in_the_norms_kernels():
@@ -222,7 +222,7 @@ def test_a_training_step_of_gpt2_is_counted(capsys):
     now = count.totals(machine, found["kinds"])
     then = count.totals(machine, json.loads((TOP / "benchmarks/counted/gpt2-124M.json").read_text())["kinds"])
     assert now["flops"] <= then["flops"] and now["bytes"] < 0.684 * then["bytes"]
-    assert now["ms"] < 72.8 and now["launches"] <= 498
+    assert now["ms"] < 72.8 and now["launches"] <= 424
     said = capsys.readouterr().out
     assert (
         f"sum: {now['launches']:.0f} launches" in said and f"bytes {now['bytes'] / then['bytes']:.2f}, memory" in said

@@ -32,6 +32,23 @@ def test_a_graph_does_again_what_was_captured():
     g.reset()
 
 
+def test_sums_in_a_graph_and_beside_it():
+    """Two graphs of one stream, and work on this one, each with the counters by which blocks find the last of them."""
+    x, side = pydist.randn(3000, 24).cuda(), cuda.Stream()
+    want, graphs, found = x.sum(0).tolist(), [cuda.CUDAGraph(), cuda.CUDAGraph()], []
+    for g in graphs:
+        with cuda.graph(g, stream=side):
+            found.append((x * 2).sum(0))
+    for turn in range(3):
+        for g in graphs if turn % 2 else graphs[::-1]:
+            g.replay()
+            assert x.sum(0).tolist() == want
+        cuda.synchronize()
+        assert [[v / 2 for v in sums.tolist()] for sums in found] == [want, want]
+        for sums in found:
+            sums.zero_()
+
+
 def test_a_graph_keeps_its_memory():
     x, g = pydist.ones(1000, device="cuda"), cuda.CUDAGraph()
     with cuda.graph(g):

@@ -1,5 +1,7 @@
 """Kernels at sizes that the op samples do not have: rows of several tiles, repeated places, heads on tensor cores."""
 
+import ctypes
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -66,6 +68,40 @@ def test_folds_of_columns_and_rows(shape, dtype):
         if "float" in dtype:
             np.testing.assert_allclose(there.mean(1).cpu().double().numpy(), exact.mean(1), rtol=by)
             np.testing.assert_allclose(pydist.linalg.vector_norm(there).item(), np.linalg.norm(exact), rtol=by)
+
+
+@pytest.fixture
+def backwards():
+    """A function that sets whether the emulator runs blocks from the last to the first."""
+    if pydist.cuda.get_device_name() != "emulated":
+        pytest.skip("only the emulator runs blocks in an order that can be chosen")
+    turn = ctypes.CDLL(os.environ["PYDIST_CUDA_LIBRARY"]).pd_emulated_backwards
+    yield turn
+    turn(False)
+
+
+def test_whichever_block_ends_last_sums_have_the_same_bits(backwards):
+    x, logp, target = pydist.randn(200, 40).cuda(), pydist.randn(2100, 2).cuda(), pydist.arange(2100).cuda() % 2
+    w, b = (pydist.randn(40).cuda().requires_grad_() for _ in range(2))
+
+    def sums():
+        y = F.layer_norm(x, (40,), w, b)
+        found = (*pydist.grad((y * x).sum(), (w, b)), x.sum(), x.sum(0), x[:, :33].amax(0), F.nll_loss(logp, target))
+        return [t.tolist() for t in found]
+
+    first = sums()
+    for turn in (True, False, True):
+        backwards(turn)
+        assert sums() == first
+
+
+def test_sums_on_more_streams_than_have_counters(backwards):
+    x = pydist.randn(300, 40).cuda()
+    want = x.sum(0).tolist()
+    for turn, stream in enumerate([pydist.cuda.Stream() for _ in range(40)]):
+        backwards(turn % 2)
+        with stream:
+            assert x.sum(0).tolist() == want
 
 
 def test_the_gradient_of_a_bias_is_summed_in_float32():
