@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/os.h"
+#include "comm/group/mover.h"
 #include "device/cuda.h"
 #include "ops/ops.h"
 #include "parallel/flat.h"
@@ -41,7 +42,7 @@ struct pd_reducer {
     sum *sums;            /* by bucket; NULL in a world of one */
     char *flags;          /* those in the last bucket's tail, or the host's copy of a GPU's */
     bool sync, running, warned, waits;
-    double divisor;
+    double divisor, weight;
     uint64_t site;
     pd_comm_hook hook;    /* start NULL: the all-reduce of group.h */
     pd_closure begin;
@@ -132,6 +133,14 @@ static pd_status fill_in(slot *s) {
     return pd_flat_clear(&s->r->flat, pd_tensor_data(s->view), s->view->numel, (pd_dtype)s->view->dtype);
 }
 
+static pd_status weigh(pd_reducer *r, int b) {
+    const pd_bucket_span *span = &r->layout.buckets[b];
+    char *data = r->flat.buckets[b].data;
+    if (r->weight == 1) return PD_OK;
+    if (r->weight == 0) return pd_flat_clear(&r->flat, data, span->numel, span->dtype);
+    return pd_alone_scale(r->device, WHO, span->dtype, r->weight, data, span->numel);
+}
+
 static pd_status start_bucket(void *reducer, int b) {
     pd_reducer *r = reducer;
     const pd_bucket_span *span = &r->layout.buckets[b];
@@ -145,6 +154,7 @@ static pd_status start_bucket(void *reducer, int b) {
         PD_TRY(pd_tensor_before_write(WHO, s->view));
         if (!r->ready.came[i]) PD_TRY(fill_in(s));
     }
+    PD_TRY(weigh(r, b));
     if (last) PD_TRY(write_flags(r));
     if (r->hook.start) {
         PD_TRY(pd_flat_clear_gaps(&r->flat, b));
@@ -332,6 +342,13 @@ pd_status pd_reducer_set_divisor(pd_reducer *r, double divisor) {
     return PD_OK;
 }
 
+pd_status pd_reducer_set_weight(pd_reducer *r, double weight) {
+    if (!(weight >= 0 && weight < INFINITY))
+        return pd_fail(PD_E_VALUE, "weight: got %g (expected a finite number, 0 or more)", weight);
+    r->weight = weight;
+    return PD_OK;
+}
+
 /* ---- making ------------------------------------------------------------------------------------------------------ */
 
 static pd_status attach(slot *s) {
@@ -413,6 +430,7 @@ pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int
     r->refs = 1;
     r->sync = true;
     r->divisor = pd_group_size(group);
+    r->weight = 1;
     r->device = params[0]->storage->device;
     pd_status status = pd_calloc(sizeof *r->slots * (size_t)n, "reducer", &r->slots);
     if (!status) {

@@ -82,6 +82,10 @@ void pd_reducer_set_begin(pd_reducer *r, pd_closure begin);
 /* The number by which sums are divided. At first it is the group's size; fewer, if some ranks have no data left. Hooks
    choose their own divisor. */
 pd_status pd_reducer_set_divisor(pd_reducer *r, double divisor);
+/* How often this rank's gradients count in sums and hooks: W * rows / all rows, where ranks have different numbers of
+   rows. At first it is 1. With 0 they count as zeros, even if they are not finite. PD_E_VALUE: it is negative or not
+   finite. */
+pd_status pd_reducer_set_weight(pd_reducer *r, double weight);
 /* Takes part, with zeros, in the reduction of a backward that the other ranks run. .grad becomes None. */
 pd_status pd_reducer_shadow(pd_reducer *r, uint64_t site);
 

@@ -602,6 +602,32 @@ def test_bad_arguments():
         _C.Reducer(list(model.parameters()), ["a"] * 6, None, 1 << 20, 1 << 20)
     with pytest.raises(ValueError, match="a name for each"):
         _C.Reducer(list(model.parameters()), ["a"], pydist.distributed.group.WORLD, 1 << 20, 1 << 20)
+    reducer = DistributedDataParallel(model).reducer
+    for weight in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="weight: got"):
+            reducer.set_weight(weight)
+
+
+@pytest.mark.parametrize("hook", [None, "bf16"])
+def test_weights_of_ranks(hook):
+    """Three ranks with 3, 1 and 0 rows have the mean over the rows; what a rank without rows computes does not count."""
+
+    def work(rank):
+        model = DistributedDataParallel(net())
+        if hook:
+            model.register_builtin_comm_hook(hook)
+        rows = (3, 1, 0)[rank]
+        model.reducer.set_weight(3 * rows / 4)
+        x = pydist.full((max(rows, 1), 6), (1.0, 5.0, float("inf"))[rank], dtype=pydist.float64)
+        model(x).mean().backward()
+        return [p.grad.tolist() for p in model.parameters()]
+
+    found = threads.run(work, 3)
+    model = net()
+    model(pydist.tensor([[1.0] * 6] * 3 + [[5.0] * 6], dtype=pydist.float64)).mean().backward()
+    assert found[0] == found[1] == found[2]
+    for mine, p in zip(found[0], model.parameters()):
+        pydist.testing.assert_close(pydist.tensor(mine, dtype=pydist.float64), p.grad, rtol=1e-2 if hook else 1e-6, atol=1e-6)
 
 
 # ---- processes under the launcher ------------------------------------------------------------------------------------

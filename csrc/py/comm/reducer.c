@@ -194,6 +194,13 @@ static PyObject *set_divisor(PyObject *self, PyObject *value) {
     Py_RETURN_NONE;
 }
 
+static PyObject *set_weight(PyObject *self, PyObject *value) {
+    double weight = PyFloat_AsDouble(value);
+    if (weight == -1 && PyErr_Occurred()) return NULL;
+    PD_PY_TRY(pd_reducer_set_weight(((pyreducer *)self)->r, weight));
+    Py_RETURN_NONE;
+}
+
 static PyObject *times(PyObject *self, PyObject *unused) {
     const pd_reducer_times *t = pd_reducer_get_times(((pyreducer *)self)->r);
     (void)unused;
@@ -276,6 +283,8 @@ static PyMethodDef methods[] = {
      "set_begin(fn)\n\nThe reducer calls fn before the first bucket of every reduced backward; None: it calls "
      "nothing."},
     {"set_divisor", set_divisor, METH_O, "set_divisor(n)\n\nThe reducer divides sums of gradients by n."},
+    {"set_weight", set_weight, METH_O,
+     "set_weight(w)\n\nThis rank's gradients count w times in sums: W * its rows / all rows."},
     {"shadow", shadow, METH_NOARGS,
      "shadow()\n\nTakes part in the backward that the other ranks run; this rank's gradients are zeros."},
     {"times", times, METH_NOARGS,
