@@ -42,6 +42,18 @@ def test_s2_dtypes_have_keras_names(name):
     assert keras.layers.Dense(2, dtype="float64").compute_dtype == "float64"
 
 
+def test_s2_float64_is_computed_in_float64_where_the_program_asks_for_it():
+    a, b = np.random.default_rng(0).standard_normal((2, 40, 40))
+    assert keras.ops.matmul(a, b).dtype is pydist.float32  # as over PyTorch
+    keras.config.set_floatx("float64")
+    try:
+        assert np.array_equal(keras.ops.matmul(a, b).numpy(), pydist.matmul(pydist.tensor(a), pydist.tensor(b)).numpy())
+        assert keras.backend.result_type("float64", "float32", int) == "float64"
+        assert keras.backend.result_type("int64", int) == "int32"
+    finally:
+        keras.config.set_floatx("float32")
+
+
 def test_s8_other_frameworks_are_out_of_reach(monkeypatch):
     """Also where they are there: a module of that name changes nothing."""
     monkeypatch.setitem(sys.modules, "tensorflow", pydist)
