@@ -3,19 +3,21 @@ on all ranks."""
 
 import contextlib
 import random
+import struct
 import sys
 import zlib
 from array import array
 
 from pydist import _C
 from pydist.distribute.options import InputContext, InputReplicationMode
-from pydist.distribute.shares import rows_of
+from pydist.distribute.shares import Share, rows_of, share_of
 from pydist.distribute.values import PerReplica
 from pydist.utils._pytree import tree_flatten
 
 __all__ = ["DistributedDataset", "DistributedDatasetsFromFunction", "DistributedIterator"]
 
 _SEED_BITS = 63
+_KEY = struct.Struct("=3Q")  # a generator's seed, count and stream
 _MISSING, _FAILED = -1, -2  # in the place of a number of rows: the dataset has ended, has raised
 
 
@@ -70,6 +72,28 @@ def same_numbers(group):
         random.setstate(python)
         if numpy:
             numpy.random.set_state(theirs)
+
+
+class RankZeroDraws:
+    """Inside `with draws:`, pydist's generator draws on all ranks what it draws on rank 0. Each rank's own generator goes
+    on as if it had drawn as many numbers."""
+
+    def __init__(self, group):
+        self._group, self._key = group, None
+
+    def __enter__(self):
+        self._own = _C._rng_key()
+        if self._key is None:
+            keys = bytearray(_KEY.size * self._group.size)
+            self._group.all_gather(keys, bytearray(_KEY.pack(*self._own)))
+            self._key = _KEY.unpack_from(keys)
+        self._begun = self._key[1]
+        _C.set_rng_state(self._key)
+
+    def __exit__(self, *error):
+        self._key = _C._rng_key()
+        seed, count, stream = self._own
+        _C.set_rng_state((seed, count + self._key[1] - self._begun, stream))
 
 
 def shard_policy(dataset):
@@ -192,7 +216,14 @@ class DistributedIterator:
         return element if self._policy == "OWN" else [as_rows(element, self._op)]
 
     def __next__(self):
+        parts, spec, _, _ = self.next_parts()
+        return spec.unflatten([values[0] if len(values) == 1 else PerReplica(values) for values in zip(*parts)])
+
+    def next_parts(self):
+        """(the tensors of each local replica, the element's structure, who has which rows, the tensors of the whole batch
+        if it is known)."""
         error = batches = None
+        self._rows = [0]
         try:
             batches = self._fetch()
         except Exception as raised:
@@ -204,13 +235,22 @@ class DistributedIterator:
         if batches is None:
             raise StopIteration
         self._step += 1
-        spec = batches[0][1]
+        tensors, spec, rows = batches[0]
         if self._policy != "OWN":
-            tensors, _, rows = batches[0]
-            parts = self._divide(tensors, rows)
-        else:
-            parts = [tensors for tensors, _, _ in batches]
-        return spec.unflatten([values[0] if len(values) == 1 else PerReplica(values) for values in zip(*parts)])
+            return self._divide(tensors, rows), spec, self._share(rows), tensors
+        return [tensors for tensors, _, _ in batches], spec, self._own_share([n for _, _, n in batches]), None
+
+    def _share(self, rows):
+        strategy = self._strategy
+        if self._policy != "OFF":
+            return share_of(rows, strategy)
+        count = strategy.num_replicas_in_sync
+        return Share([rows] * len(strategy._devices), rows * count, count, 0)
+
+    def _own_share(self, rows):
+        by_rank, local = self._rows if self._strategy._group is not None else [sum(rows)], len(rows)
+        first = next((local * rank for rank, n in enumerate(by_rank) if n > 0), 0)
+        return Share(rows, sum(n for n in by_rank if n > 0), self._strategy.num_replicas_in_sync, first)
 
     def _agree(self, batches, error):
         """The batches with which this rank takes part in the step; None at the end on all ranks. Raises an error on all
@@ -222,7 +262,7 @@ class DistributedIterator:
         checksum = 0 if own or not batches or self._policy == "OFF" else _checksum(batches[0][0], rows)
         table = array("q", bytes(32 * group.size))
         group.all_gather(table, array("q", [rows, word, checksum, own]))
-        all_rows = list(table[0::4])
+        self._rows = all_rows = list(table[0::4])
         if _FAILED in all_rows:
             if error is None:
                 rank = all_rows.index(_FAILED)

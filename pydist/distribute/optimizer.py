@@ -55,12 +55,7 @@ class CrossReplicaOptimizer:
         group = joined_group()
         if group is None:
             return grads
-        totals = reduce_grads(params, [grads], _Ranks(group), self)
-        return totals
-
-    @property
-    def _replica_reduction(self):
-        return self._op
+        return reduce_grads(params, [grads], _Ranks(group), self._op)
 
     def apply(self, grads, trainable_variables=None):
         """Keras: combines the gradients and applies them."""

@@ -2,6 +2,7 @@
 
 from enum import Enum
 
+from pydist import _C
 from pydist._grad_mode import no_grad
 
 __all__ = ["CrossDeviceOps", "HierarchicalCopyAllReduce", "NcclAllReduce", "ReduceOp", "ReductionToOneDevice"]
@@ -58,6 +59,13 @@ def add(parts_of, group):
     """[the sum over all replicas] of tensors that are given as one list for each: its parts on the local replicas."""
     with no_grad():
         return all_reduce(group, [tree_sum([part.detach() for part in parts]) for parts in parts_of])
+
+
+def gather_rows(group, part, rows):
+    """The tensors of all ranks, one behind the other; rank r's has rows[r] rows."""
+    found = [part.new_empty((n, *part.shape[1:])) for n in rows]
+    group.all_gather(found, part.detach().contiguous(), False)
+    return _C.cat(found)
 
 
 class CrossDeviceOps:

@@ -40,6 +40,8 @@ class ReplicaContext:
     def __init__(self, strategy, replica_id_in_sync_group, _member=None, _local=0):
         self._strategy, self._id, self._member, self._local = strategy, replica_id_in_sync_group, _member, _local
         self._before = []
+        self._of_layers = {}  # what Keras' layers keep during a call
+        self._reduced = frozenset()  # the ids of parameters whose gradients backward sums over all replicas by itself
 
     @property
     def replica_id_in_sync_group(self):
@@ -74,6 +76,12 @@ class ReplicaContext:
             raise RuntimeError(
                 f"{op}: called outside its replica (expected within the function that strategy.run calls)"
             )
+
+    @property
+    def _weight(self):
+        """How often this replica's mean counts in a step on a global batch; None outside such a step."""
+        share = self._strategy._share
+        return None if share is None else share.weight(self._local)
 
     def meet(self, kind, value, merge):
         """What merge([value of each local replica]) returns for this replica: a list with an entry for each. The thread
@@ -139,12 +147,15 @@ class _AllReduce(Function):
 
     @staticmethod
     def forward(ctx, context, op, *leaves):
-        ctx.context, ctx.op = context, op
+        ctx.context, ctx.op, ctx.weight = context, op, context._weight
         return tuple(context._sums(op, list(leaves)))
 
     @staticmethod
     def backward(ctx, *grads):
-        return None, None, *ctx.context._sums(ctx.op, list(grads))
+        """Where a replica's gradients will count by its rows, those of the others count here by theirs."""
+        weight = 1.0 if ctx.weight is None else ctx.weight
+        sums = ctx.context._sums(ctx.op, [grad * weight for grad in grads] if weight != 1 else list(grads))
+        return None, None, *(sums if weight == 1 else [total / weight if weight else total for total in sums])
 
 
 def select_result(tree, index):
@@ -212,9 +223,10 @@ class _Member:
 
 
 class Crew:
-    """The replicas of one call of `run` in this process. `bodies`: a function of the ReplicaContext for each."""
+    """The replicas of one call of `run` in this process. `bodies`: a function of the ReplicaContext for each. `private`:
+    what each has of its own (Private, Round)."""
 
-    def __init__(self, strategy, bodies, private):
+    def __init__(self, strategy, bodies, *private):
         self._strategy, self._private, self._inherited = strategy, private, Inherited()
         self.members = [_Member(i, self._as_replica(body)) for i, body in enumerate(bodies)]
 
@@ -238,9 +250,11 @@ class Crew:
                 self._merge(waiting)
         except BaseException as error:
             self._stop(error)
-            self._private.undo()
+            for private in self._private:
+                private.undo()
             raise
-        self._private.end()
+        for private in self._private:
+            private.end()
         self._inherited.end()
         return [member.result for member in self.members]
 
@@ -248,12 +262,17 @@ class Crew:
         """Each replica runs on until it waits or ends. The replicas that wait."""
         for member in self.members:
             if not member.ended:
-                self._private.enter(member.local)
-                member.turn()
-                self._private.leave(member.local)
+                self._take_turn(member)
                 if member.error is not None:
                     raise member.error
         return [member for member in self.members if not member.ended]
+
+    def _take_turn(self, member):
+        for private in self._private:
+            private.enter(member.local)
+        member.turn()
+        for private in self._private:
+            private.leave(member.local)
 
     def _merge(self, waiting):
         kinds = {member.request[0] for member in waiting}

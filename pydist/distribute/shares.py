@@ -1,6 +1,6 @@
 """Which rows of a global batch a replica gets."""
 
-__all__ = ["bounds", "rows_of"]
+__all__ = ["Share", "bounds", "rows_of", "share_of"]
 
 
 def bounds(rows, replicas):
@@ -17,3 +17,26 @@ def rows_of(rows, strategy):
     """The bounds of this process's replicas."""
     first = strategy._first_replica
     return bounds(rows, strategy.num_replicas_in_sync)[first : first + len(strategy._devices)]
+
+
+class Share:
+    """Who has which rows of one global batch: `rows` of each replica of this process, `total` of all replicas, `first`, the
+    number of the first replica that has any, and `by_rank`, the rows of each rank, or None."""
+
+    __slots__ = ("by_rank", "first", "replicas", "rows", "total")
+
+    def __init__(self, rows, total, replicas, first, by_rank=None):
+        self.rows, self.total, self.replicas, self.first, self.by_rank = rows, total, replicas, first, by_rank
+
+    def weight(self, local):
+        """How often the mean over local replica `local`'s rows counts in a mean over all replicas."""
+        return self.replicas * self.rows[local] / self.total if self.total else 0.0
+
+
+def share_of(rows, strategy):
+    """The Share of a batch that is divided evenly."""
+    parts = bounds(rows, strategy.num_replicas_in_sync)
+    counts = [last - first for first, last in parts]
+    local, first = len(strategy._devices), next((r for r, n in enumerate(counts) if n), 0)
+    by_rank = [sum(counts[r : r + local]) for r in range(0, len(counts), local)]
+    return Share(counts[strategy._first_replica :][:local], rows, len(parts), first, by_rank)

@@ -9,9 +9,10 @@ from pydist._grad_mode import no_grad
 from pydist.distribute.cluster_resolver import SimpleClusterResolver
 from pydist.distribute.context import caller, here
 from pydist.distribute.options import ValueContext
-from pydist.distribute.reduce import ReduceOp, add, all_reduce, same_kinds, tree_sum
+from pydist.distribute.reduce import ReduceOp, add, all_reduce, gather_rows, same_kinds, tree_sum
 from pydist.distribute.replica import Crew, Private, ReplicaContext
 from pydist.distribute.values import DistributedValues, PerReplica, as_tensor, regroup, select
+from pydist.distribute.variables import Round, Variables
 from pydist.distributed._group import process_group
 from pydist.distributed._ops.agreement import check_agreement
 from pydist.optim.optimizer import Optimizer
@@ -73,10 +74,9 @@ class Strategy:
         self._first_replica = rank * len(self._devices)
         self._count = world * len(self._devices)
         self._context = ReplicaContext(self, self._first_replica)
-        self._made, self._known = (
-            [],
-            0,
-        )  # weak references to modules and optimizers, and how many of them are on all ranks
+        self._made, self._variables_made = [], Variables()  # modules and optimizers, by weak references; and variables
+        self._known = 0  # how many of both have rank 0's values
+        self._share = None  # of the batch on which the replicas make a step
         self.extended = StrategyExtended(self)
 
     # Scope.
@@ -127,16 +127,23 @@ class Strategy:
                 buffers.update((id(b), b) for b in thing._buffers.values() if b is not None)
         return list(params.values()), list(buffers.values())
 
-    def _synchronize(self):
-        """Gives what was made since the last call rank 0's values. Returns (parameters, buffers) of all."""
+    def _synchronize(self, again=False):
+        """Gives what was made since the last call rank 0's values; again: everything. Returns (parameters, buffers) of
+        all."""
         params, buffers = self._variables(self._things())
-        if self._group is not None and len(self._made) > self._known:
-            values = [*params, *buffers]
-            lines = [f"of shape {tuple(v.shape)}, {v.dtype}" for v in values]
+        made = len(self._made) + self._variables_made.count
+        if self._group is not None and (again or made > self._known):
+            variables = self._variables_made.all()
+            values = {id(v): v for v in (*params, *buffers, *(v._value for v in variables))}
+            names = {id(v._value): f"{v.path} " for v in variables}
+            lines = [f"{names.get(i, '')}of shape {tuple(v.shape)}, {v.dtype}" for i, v in values.items()]
             check_agreement(f"{type(self).__name__}: variable", lines, self._group)
-            for value in values:
-                self._group.broadcast(value.detach(), 0, False)
-        self._known = len(self._made)
+            values = [v.detach() for v in values.values()]
+            for positions in same_kinds(values):
+                self._group.broadcast([values[i] for i in positions], 0, False)
+        if again or made > self._known:
+            self._variables_made.agree()
+        self._known = made
         return params, buffers
 
     # Running.
@@ -147,30 +154,55 @@ class Strategy:
         Returns the results as PerReplica where this process has several replicas, else the result itself. If a
         replica raises, or does not come to a merge that the others have come to, all of them get the error.
         """
+        kwargs = kwargs or {}
+        self._check_values((args, kwargs))
+
+        def body(i):
+            return lambda: fn(*select(tuple(args), i), **select(kwargs, i))
+
+        return regroup(self._run([body(i) for i in range(len(self._devices))]))
+
+    def _run(self, bodies, share=None):
+        """The results of a function for each local replica. `share`: they make a step on a global batch, in which the mean
+        over a replica's rows counts by their number."""
         if here.replica is not None and here.replica.strategy is not default():
             raise RuntimeError(
                 "strategy.run: called in a replica (expected outside the function that strategy.run calls)"
             )
-        kwargs = kwargs or {}
-        local = len(self._devices)
-        self._check_values((args, kwargs))
-        params, buffers = self._synchronize() if self._count > 1 else ((), ())
-        if local == 1:
-            versions = [b._version for b in buffers]
-            before, here.replica = here.replica, self._context
-            try:
-                result = fn(*select(tuple(args), 0), **select(kwargs, 0))
-            finally:
-                here.replica = before
-            self._merge_buffers([b for b, version in zip(buffers, versions) if b._version != version])
-            return result
+        params, buffers = [], []
+        if self._count > 1 and share is None:
+            params, buffers = self._synchronize()
+        elif self._count > 1:
+            params, buffers = self._variables(self._things())
+        self._share = share
+        try:
+            if len(bodies) > 1:
+                self._round = Round(self, share)
+                params += [v._value for v in self._variables_made.all() if v.trainable]
+                bodies = [lambda context, body=body: body() for body in bodies]
+                results = Crew(self, bodies, Private(params, buffers, len(bodies)), self._round).run()
+                self._merge_buffers(buffers)
+                return results
+            return [self._run_alone(bodies[0], buffers, share)]
+        finally:
+            self._share = None
 
-        def body(i):
-            return lambda context: fn(*select(tuple(args), i), **select(kwargs, i))
-
-        results = Crew(self, [body(i) for i in range(local)], Private(params, buffers, local)).run()
-        self._merge_buffers(buffers)
-        return regroup(results)
+    def _run_alone(self, body, buffers, share):
+        """The result of the only replica of this process."""
+        versions, changes = [b._version for b in buffers], Round(self, share) if self._count > 1 else None
+        before, here.replica = here.replica, self._context
+        try:
+            result = body()
+        except BaseException:
+            if changes is not None:
+                changes.undo()
+            raise
+        finally:
+            here.replica = before
+        if changes is not None:
+            changes.end()
+        self._merge_buffers([b for b, version in zip(buffers, versions) if b._version != version])
+        return result
 
     def _check_values(self, tree):
         def look(leaf):
@@ -252,9 +284,7 @@ class Strategy:
                         f"{shape[1:]}, {dtype} "
                         "(expected the same)"
                     )
-            found = [own.new_empty(shape) for shape, _ in sizes]
-            self._group.all_gather(found, own, False)
-            return _C.cat(found).movedim(0, axis)
+            return gather_rows(self._group, own, [shape[0] for shape, _ in sizes]).movedim(0, axis)
 
     def _check_cross(self, op):
         if here.replica is not None and self._count > 1 and here.replica.strategy is self:
@@ -381,7 +411,9 @@ def _made(thing):
             f"{type(thing).__name__} was made in a replica, at {caller()} (expected in strategy.scope(), "
             "outside strategy.run)"
         )
-    if here.scopes:
+    if here.scopes and not getattr(
+        thing, "_has_variables", False
+    ):  # Keras' layers: their variables are there by themselves
         here.scopes[-1]._adopt(thing)
 
 
@@ -398,7 +430,7 @@ def _step(optimizer, plain, args, kwargs):
     params = [p for group in optimizer.param_groups for p in group["params"]]
 
     def merge(grads):
-        totals = grads[0] if skip else reduce_grads(params, grads, strategy, optimizer)
+        totals = grads[0] if skip else reduce_grads(params, grads, strategy, reduction_of(optimizer))
         for p, total in zip(params, totals):
             p.grad = total
         plain(optimizer)
@@ -414,22 +446,35 @@ def _step(optimizer, plain, args, kwargs):
     return replica.meet(f"{name}.step", grads, merge)
 
 
-def reduce_grads(params, grads, strategy, optimizer=None):
-    """The sum over all replicas of gradients, given as a list for each local replica. A gradient that no replica has
-    is None. `optimizer` may say by `_replica_reduction` that the mean is meant."""
+def reduction_of(optimizer):
+    """SUM, or MEAN for an optimizer of CrossReplicaOptimizer."""
+    return getattr(optimizer, "_replica_reduction", None) or ReduceOp.SUM
+
+
+def reduce_grads(params, grads, strategy, op=ReduceOp.SUM):
+    """The sum or mean over all replicas of gradients, given as a list for each local replica. A gradient that no replica
+    has is None. In a step on a global batch it is the mean over its rows."""
+    share = getattr(strategy, "_share", None)
+    weights = [1.0] * len(grads) if share is None else [share.weight(local) for local in range(len(grads))]
     with no_grad():
         totals, there = [], []
         for p, *parts in zip(params, *grads):
-            parts = [part.detach() for part in parts if part is not None]
+            parts = [_weighted(part.detach(), w) for part, w in zip(parts, weights) if part is not None]
             there.append(float(bool(parts)))
             totals.append(tree_sum(parts) if parts else _C.zeros_like(p))
         if strategy._group is not None:
             there = _C.tensor(there, dtype=_C.float32)
             all_reduce(strategy._group, [*totals, there])
             there = there.tolist()
-        if getattr(optimizer, "_replica_reduction", None) is ReduceOp.MEAN:
-            totals = [total.div_(strategy._count) for total in totals]
+        if op is ReduceOp.MEAN or share is not None:
+            totals = [total.mul_(1 / strategy._count) for total in totals]
     return [total if has else None for total, has in zip(totals, there)]
+
+
+def _weighted(part, weight):
+    if weight == 1:
+        return part
+    return part * weight if weight else _C.zeros_like(part)
 
 
 _replicas.made, _replicas.step = _made, _step

@@ -627,7 +627,9 @@ def test_weights_of_ranks(hook):
     model(pydist.tensor([[1.0] * 6] * 3 + [[5.0] * 6], dtype=pydist.float64)).mean().backward()
     assert found[0] == found[1] == found[2]
     for mine, p in zip(found[0], model.parameters()):
-        pydist.testing.assert_close(pydist.tensor(mine, dtype=pydist.float64), p.grad, rtol=1e-2 if hook else 1e-6, atol=1e-6)
+        pydist.testing.assert_close(
+            pydist.tensor(mine, dtype=pydist.float64), p.grad, rtol=1e-2 if hook else 1e-6, atol=1e-6
+        )
 
 
 # ---- processes under the launcher ------------------------------------------------------------------------------------

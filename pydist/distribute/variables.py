@@ -1,0 +1,158 @@
+"""Variables that replicas change: those of Keras and of tf.Variable, besides the buffers of pydist's own modules.
+
+A variable is an object with `_value` (its tensor), `trainable` and `aggregation`, like keras.Variable. After a run of all
+replicas it has what its aggregation says: "sum" adds what the replicas have made of it, where all but the first one begin
+at zero, so metrics count every row once; "only_first_replica" takes the first replica that has rows; otherwise it is the
+mean over the replicas, by their rows, and integers are left as they are. An optimizer's variables change in its step only.
+"""
+
+import weakref
+
+from pydist._grad_mode import no_grad
+from pydist.distribute.reduce import all_reduce, tree_sum
+
+__all__ = ["Round", "Variables"]
+
+_TIDY = 4096  # after so many new variables, those that are gone are forgotten
+
+
+class Variables:
+    """The variables that were made in a strategy's scope, and how many there were: `count`."""
+
+    def __init__(self):
+        self._made, self._agreed, self._optimizers, self.count = [], [], [], 0
+
+    def add(self, variable):
+        """Adds a variable, which is referenced weakly."""
+        self.count += 1
+        if self.count % _TIDY == 0:
+            self._made = [made for made in self._made if made() is not None]
+        self._made.append(weakref.ref(variable))
+
+    def add_optimizer(self, optimizer):
+        """Adds an object with `variables` of its own."""
+        self._optimizers.append(weakref.ref(optimizer))
+
+    def add_missing(self, variables, optimizer=None):
+        """Adds those that were made outside the scope."""
+        known = {id(made()) for made in self._made}
+        for v in variables:
+            if id(v) not in known:
+                self.add(v)
+        if optimizer is not None and all(made() is not optimizer for made in self._optimizers):
+            self.add_optimizer(optimizer)
+
+    def all(self):
+        """All that are left."""
+        return [v for v in (made() for made in self._made) if v is not None and v._value is not None]
+
+    def agree(self):
+        """From now on the variables are those that there are now, on all ranks."""
+        owned = {id(v) for o in (made() for made in self._optimizers) if o is not None for v in o.variables}
+        self._agreed = [weakref.ref(v) for v in self.all() if id(v) not in owned]
+
+    def changed_by_replicas(self):
+        """Those that a replica may change: neither trained nor an optimizer's. One that was made since `agree` is not among
+        them: another rank may not have it."""
+        return [v for v in (made() for made in self._agreed) if v is not None and not v.trainable]
+
+
+class Round:
+    """One run of all replicas: what their variables are before, during and after it. Where a process has several replicas,
+    each finds its own values when it gets the baton (replica.py)."""
+
+    def __init__(self, strategy, share=None):
+        self._strategy, self._share = strategy, share
+        self._first, self._locals = strategy._first_replica, range(len(strategy._devices))
+        self._own = [{} for _ in self._locals]  # of several local replicas: {id: (variable, its data)}
+        variables = strategy._variables_made.changed_by_replicas()
+        self._sums = [v for v in variables if v.aggregation == "sum"]
+        self._others = [v for v in variables if v.aggregation != "sum"]
+        self._versions = [v._value._version for v in self._others]
+        self._begin()
+
+    @no_grad()
+    def _begin(self):
+        if len(self._locals) > 1:
+            self._starts = [v._value.data for v in self._sums]
+            for local in self._locals:
+                if self._first + local:
+                    self._own[local] = {id(v): (v, v._value.new_zeros(v._value.shape)) for v in self._sums}
+            return
+        self._starts = [v._value.data.clone() for v in self._sums]
+        for v in self._sums if self._first else ():
+            v._value.data.zero_()
+
+    # Several replicas of this process.
+
+    def enter(self, local):
+        """Local replica `local` gets the baton. Its variables exchange the common data for its own."""
+        for v, data in self._own[local].values():
+            self._own[local][id(v)] = v, v._value.data
+            v._value.data = data
+
+    leave = enter  # it gives the baton back
+
+    def assign(self, local, variable, value):
+        """The replica that has the baton gives a variable a new value."""
+        own, tensor = self._own[local], variable._value
+        if id(variable) in own:
+            tensor.data.copy_(value.detach())
+        else:
+            own[id(variable)] = variable, tensor.data
+            tensor.data = value.detach().to(tensor.dtype, copy=True)
+
+    # The end.
+
+    @no_grad()
+    def undo(self):
+        """After a failed run: sums are as before."""
+        for v, start in zip(self._sums, self._starts) if len(self._locals) == 1 else ():
+            v._value.data.copy_(start)
+
+    @no_grad()
+    def end(self):
+        """Combines what all replicas have made. All ranks call it."""
+        changed = self._changed()
+        parts = [self._sum_parts(v, start) for v, start in zip(self._sums, self._starts)]
+        parts += [self._mean_parts(v) for v in changed]
+        totals = all_reduce(self._strategy._group, [part[0] if len(part) == 1 else tree_sum(part) for part in parts])
+        for v, total in zip([*self._sums, *changed], totals):
+            if v._value.data_ptr() != total.data_ptr():
+                v._value.data.copy_(total)
+
+    def _changed(self):
+        """The variables that are not sums and have changed, without integers that all replicas have changed alike."""
+        if len(self._locals) == 1:
+            found = [v for v, version in zip(self._others, self._versions) if v._value._version != version]
+        else:
+            sums = set(map(id, self._sums))
+            found = list({i: v for own in self._own for i, (v, _) in own.items() if i not in sums}.values())
+        combined = [v for v in found if v._value.is_floating_point() or v.aggregation == "only_first_replica"]
+        for v in found if len(combined) < len(found) and len(self._locals) > 1 else ():
+            v._value.data.copy_(self._values(v)[0])
+        return combined
+
+    def _values(self, v):
+        """The variable's data by local replica."""
+        if len(self._locals) == 1:
+            return [v._value.data]
+        return [own[id(v)][1] if id(v) in own else v._value.data for own in self._own]
+
+    def _sum_parts(self, v, start):
+        """A replica without rows adds nothing, whatever it has computed."""
+        values = self._values(v)
+        for local in self._locals:
+            if self._share is not None and not self._share.rows[local]:
+                values[local] = start if self._first + local == 0 else values[local].zero_()
+        return values
+
+    def _mean_parts(self, v):
+        if v.aggregation == "only_first_replica":
+            source = 0 if self._share is None else self._share.first
+            weights = [float(self._first + local == source) for local in self._locals]
+        elif self._share is None:
+            weights = [1 / self._strategy._count for _ in self._locals]
+        else:
+            weights = [rows / self._share.total for rows in self._share.rows]
+        return [part * w if w else part.new_zeros(part.shape) for part, w in zip(self._values(v), weights)]

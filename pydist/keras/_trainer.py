@@ -1,0 +1,292 @@
+"""S4: fit, evaluate and predict on all replicas of the strategy in whose scope a model was made.
+
+Keras' loop, callbacks and metrics stay as they are. What it calls for a batch, `train_function`, divides the batch among the
+replicas (_adapters.py may have done so), runs `train_step` on each, and combines what they have made: gradients in the
+optimizer's step (_replicas.py) or while backward still runs (the reducer), then metrics and logs.
+"""
+
+import functools
+import inspect
+import warnings
+
+import pydist
+from pydist import _C
+from pydist.distribute.context import default_strategy, get_strategy, here
+from pydist.distribute.reduce import all_reduce, gather_rows, tree_sum
+from pydist.distribute.values import regroup
+from pydist.distributed._group import process_group
+from pydist.keras._adapters import Part, divided
+from pydist.utils._pytree import tree_map
+
+_BUCKETS = 25 << 20, 1 << 20  # bytes of a bucket and of the first one
+
+
+class Steps:
+    """What one model does with a batch on the replicas of its strategy."""
+
+    def __init__(self, strategy):
+        self.strategy, self.due = strategy, True
+        self._reducer, self._params = None, ()
+
+    def run(self, step, batch):
+        """(the results by replica of this process, the Part) of `step` on each replica's rows."""
+        part = batch if isinstance(batch, Part) else divided(batch, self.strategy)
+        bodies = [functools.partial(step, data) for data in part.values]
+        return self.strategy._run(bodies, part.share), part
+
+    def begin(self, model):
+        """Before the first batch: all ranks take rank 0's variables."""
+        if not self.due:
+            return
+        self.due, made = False, self.strategy._variables_made
+        if model.optimizer is not None and hasattr(model.optimizer, "variables"):
+            made.add_missing(model.optimizer.variables, model.optimizer)
+        made.add_missing([*model.variables, *model.metrics_variables])
+        self.strategy._synchronize(again=True)
+        if self.strategy._group is not None:
+            self._make_reducer(model.trainable_variables)
+
+    def test(self, model, batch, plain):
+        """The logs of a test_step."""
+        self.begin(model)
+        return self.logs(model, *self.run(_step(model, model.test_step, plain), batch))
+
+    def train(self, model, batch, plain):
+        """The logs of a train_step. plain: it is Keras' own, which takes one backward and one step."""
+        self.begin(model)
+        step, context, reducer = _step(model, model.train_step, plain), self.strategy._context, self._reducer
+        if reducer is None or not plain or len(self.strategy._devices) > 1:
+            return self.logs(model, *self.run(step, batch))
+        part = batch if isinstance(batch, Part) else divided(batch, self.strategy)
+        reducer.prepare()
+        reducer.set_weight(part.share.weight(0))
+        context._reduced, reducer.sync = self._params, True
+        try:
+            return self.logs(model, *self.run(step, part))
+        finally:
+            context._reduced, reducer.sync = frozenset(), False
+
+    def _make_reducer(self, variables):
+        params = [v._value for v in variables]
+        if frozenset(map(id, params)) == self._params:
+            return
+        self._reducer, self._params = None, frozenset(map(id, params))  # frees the gradients' places in old buckets
+        if params:
+            names = [v.path for v in variables]
+            self._reducer = _C.Reducer(params, names, self.strategy._group, *_BUCKETS)
+            self._reducer.sync = False
+
+    def logs(self, model, results, part):
+        """One dictionary for all replicas. What a step has returned of a metric becomes the metric's result over all
+        replicas, and any other number the mean over the rows."""
+        combined, first = model.get_metrics_result(), results[0]
+        if not isinstance(first, dict) or not first or set(first) == set(combined):
+            return combined
+        keys = [key for key, value in first.items() if isinstance(value, (int, float, _C.Tensor))]
+        with pydist.no_grad():
+            parts = [[_counted(result[key], part.share, i) for i, result in enumerate(results)] for key in keys]
+            parts += [[_C.tensor(float(key in result.of_metrics)) for result in results] for key in keys]
+            totals = all_reduce(self.strategy._group, [tree_sum(part) for part in parts])
+        means, votes = totals[: len(keys)], totals[len(keys) :]
+        replicas = self.strategy.num_replicas_in_sync
+        found = {k: combined[k] if vote.item() == replicas else mean for k, mean, vote in zip(keys, means, votes)}
+        return {**first, **found}
+
+    def predict(self, model, batch):
+        """The outputs for all rows of the batch, in their order."""
+        self.begin(model)
+        results, part = self.run(model.predict_step, batch)
+        found = [tree_map(lambda y, n=n: y[:n], result) for result, n in zip(results, part.share.rows)]
+        if self.strategy._group is None or part.share.by_rank is None:
+            return self.strategy.gather(regroup(found), axis=0)
+        return tree_map(lambda *parts: gather_rows(self.strategy._group, _C.cat(parts), part.share.by_rank), *found)
+
+
+def _counted(value, share, local):
+    """A replica's part of the mean over the rows."""
+    value = _C.as_tensor(value).detach().float()
+    return value * (share.rows[local] / share.total) if share.rows[local] else _C.zeros_like(value)
+
+
+class _Logs(dict):
+    """The logs of one replica's step, and the names of those that are results of metrics: `of_metrics`."""
+
+    def __init__(self, logs, metrics):
+        super().__init__(logs)
+        self.of_metrics = {key for key in logs if key in metrics and logs[key] is not None and
+                           pydist.equal(_C.as_tensor(logs[key]), _C.as_tensor(metrics[key]))}  # fmt: skip
+
+
+def _step(model, step, plain):
+    """The step, whose logs say what they are. plain: they are the metrics' results, which are not asked for before all
+    replicas' metrics are combined."""
+    if plain:
+        return step
+
+    def logged(data):
+        logs = step(data)
+        return _Logs(logs, model.get_metrics_result()) if isinstance(logs, dict) else logs
+
+    return logged
+
+
+def steps_of(model):
+    """The Steps of a model with several replicas, else None."""
+    strategy = model._distribute_strategy
+    if strategy is None or strategy.num_replicas_in_sync == 1:
+        return None
+    if model._replica_steps is None:
+        object.__setattr__(model, "_replica_steps", Steps(strategy))
+    return model._replica_steps
+
+
+def _detached(logs):
+    """Logs without what would keep the batch's graph alive."""
+    return tree_map(lambda value: value.detach() if isinstance(value, _C.Tensor) else value, logs)
+
+
+def _keep_strategy(trainer):
+    plain = trainer.__init__
+
+    @functools.wraps(plain)
+    def init(self):
+        plain(self)
+        strategy = get_strategy()
+        object.__setattr__(self, "_distribute_strategy", None if strategy is default_strategy() else strategy)
+        object.__setattr__(self, "_replica_steps", None)
+
+    trainer.__init__ = init
+    trainer._distribute_strategy = trainer._replica_steps = None
+    trainer.distribute_strategy = property(
+        lambda self: self._distribute_strategy or get_strategy(), doc="The strategy in whose scope the model was made."
+    )
+
+
+def _make_functions(trainer):
+    """train_function, test_function and predict_function: of a list of steps_per_execution batches."""
+    train_step, test_step, metrics_result = trainer.train_step, trainer.test_step, trainer.get_metrics_result
+    compute_metrics = trainer.compute_metrics
+
+    def is_plain(model, name, step):
+        return getattr(type(model), name) is step and type(model).compute_metrics is compute_metrics
+
+    def train_one(self):
+        """A function of one batch: here a recorded step may take the place of the eager one."""
+        steps, plain = steps_of(self), is_plain(self, "train_step", train_step)
+        if steps is None:
+            return self.train_step
+        return lambda data: steps.train(self, data, plain)
+
+    def test_one(self):
+        steps = steps_of(self)
+        if steps is None:
+            return pydist.no_grad()(self.test_step)
+        plain = is_plain(self, "test_step", test_step)
+        return pydist.no_grad()(lambda data: steps.test(self, data, plain))
+
+    def predict_one(self):
+        steps = steps_of(self)
+        return pydist.no_grad()(self.predict_step if steps is None else lambda data: steps.predict(self, data))
+
+    def over_batches(one):
+        def function(batches):
+            for data in batches:
+                logs = one(data)
+            return _detached(logs)
+
+        return function
+
+    def all_outputs(one):
+        def function(batches):
+            found = [one(data) for data in batches]
+            return found[0] if len(found) == 1 else tree_map(lambda *ys: _C.cat(ys), *found)
+
+        return function
+
+    def maker(name, one, wrap):
+        def make(self, force=False):
+            if getattr(self, name) is None or force:
+                setattr(self, name, wrap(one(self)))
+            return getattr(self, name)
+
+        return make
+
+    trainer.make_train_function = maker("train_function", train_one, over_batches)
+    trainer.make_test_function = maker("test_function", test_one, over_batches)
+    trainer.make_predict_function = maker("predict_function", predict_one, all_outputs)
+
+    def get_metrics_result(self):
+        """In a replica, nobody looks at the results of Keras' own steps before all replicas' metrics are combined."""
+        if here.replica is not None and steps_of(self) is not None and is_plain(self, "train_step", train_step) \
+                and is_plain(self, "test_step", test_step):  # fmt: skip
+            return {}
+        return metrics_result(self)
+
+    trainer.get_metrics_result = get_metrics_result
+
+
+def _build_from_parts(trainer):
+    plain = trainer._symbolic_build
+
+    @functools.wraps(plain)
+    def symbolic_build(self, iterator=None, data_batch=None):
+        if steps_of(self) is not None and data_batch is None:
+            iterator = ((begin, end, [batches[0].values[0]]) for begin, end, batches in iterator)
+        return plain(self, iterator, data_batch)
+
+    trainer._symbolic_build = symbolic_build
+
+
+def _on_replicas(trainer, name):
+    """The method in the model's strategy's scope. Ranks other than 0 print nothing."""
+    plain = getattr(trainer, name)
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def method(self, *args, **kwargs):
+        _check_scope(self, name)
+        steps = steps_of(self)
+        if steps is None:
+            return plain(self, *args, **kwargs)
+        group = steps.strategy._group
+        if group is not None and group.rank and "verbose" in signature.parameters:
+            bound = signature.bind(self, *args, **kwargs)
+            bound.arguments["verbose"] = 0
+            args, kwargs = bound.args[1:], bound.kwargs
+        steps.due |= name == "fit"
+        with steps.strategy.scope():
+            return plain(self, *args, **kwargs)
+
+    setattr(trainer, name, method)
+
+
+def _check_scope(model, name):
+    strategy = model._distribute_strategy
+    if here.scopes and here.scopes[-1] is not strategy and here.scopes[-1].num_replicas_in_sync > 1:
+        raise ValueError(
+            f"{name}: {type(model).__name__} {model.name} was made outside the scope of {here.scopes[-1]} (expected the "
+            "model in `with strategy.scope():`)"
+        )
+    if strategy is None and name == "fit" and not here.scopes and process_group.get_world_size() > 1 and not _warned:
+        _warned.append(True)
+        warnings.warn(
+            f"fit: each of {process_group.get_world_size()} ranks trains a model of its own (expected the model in `with "
+            "pydist.distribute.MirroredStrategy().scope():` if they are to train one)",
+            stacklevel=3,
+        )
+
+
+_warned = []
+
+
+def _change(module):
+    trainer = module.TorchTrainer
+    _keep_strategy(trainer)
+    _make_functions(trainer)
+    _build_from_parts(trainer)
+    _on_replicas(module.base_trainer.Trainer, "compile")  # Keras looks whether a subclass has another one
+    for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
+        _on_replicas(trainer, name)
+
+
+SEAMS = {"keras.src.backend.torch.trainer": _change}

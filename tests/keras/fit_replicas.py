@@ -1,0 +1,643 @@
+"""fit, evaluate and predict on several replicas do what they do on one. test_fit.py runs this file in a process of its own."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+import pydist
+from pydist import distribute, keras
+from pydist.data import Dataset
+from pydist.distribute import MirroredStrategy
+from pydist.testing import run_ranks as ranks
+from pydist.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+ROWS, BATCH = 1003, 64
+layers, losses, metrics = keras.layers, keras.losses, keras.metrics
+keras.random.uniform((1,))  # makes Keras' own seed, which stays
+
+
+def cpus(count):
+    return [f"CPU:{i}" for i in range(count)]
+
+
+def seed(number):
+    return keras.initializers.GlorotUniform(number)  # ranks in threads share Python's random numbers
+
+
+def data(rows=ROWS, dtype="float32"):
+    numbers = np.random.default_rng(0)
+    x = numbers.standard_normal((rows, 12)).astype(dtype)
+    return x, np.argmax(x[:, :4] + 0.3 * numbers.standard_normal((rows, 4)), 1)
+
+
+def mlp(**more):
+    dense = layers.Dense(16, "relu", kernel_initializer=seed(1)), layers.Dense(4, kernel_initializer=seed(2))
+    return compiled(keras.Sequential([keras.Input((12,)), *dense]), **more)
+
+
+def convnet(synchronized=True, **more):
+    # without a bias, whose gradient before a norm is nothing but rounding, which Adam would make as large as a step
+    parts = [
+        layers.Reshape((3, 4, 1)),
+        layers.Conv2D(4, 3, use_bias=False, kernel_initializer=seed(1)),
+        layers.BatchNormalization(synchronized=synchronized),
+        layers.ReLU(),
+        layers.Flatten(),
+        layers.Dense(4, kernel_initializer=seed(2)),
+    ]
+    return compiled(keras.Sequential([keras.Input((12,)), *parts]), **more)
+
+
+def compiled(model, optimizer=None, **more):
+    more.setdefault("loss", losses.SparseCategoricalCrossentropy(from_logits=True))
+    more.setdefault("metrics", ["accuracy"])
+    model.compile(optimizer or keras.optimizers.Adam(1e-2), **more)
+    return model
+
+
+def scope(strategy):
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
+def everywhere(work, counts=(2, 3, 4)):
+    """{name: work(strategy)} for one replica, for threads and for ranks. All ranks have to give the same."""
+    found = {"alone": work(None)}
+    for count in counts:
+        found[f"{count} threads"] = work(MirroredStrategy(cpus(count)))
+        by_rank = ranks(count, lambda rank: work(MirroredStrategy()), timeout=120)
+        assert all(same(result, by_rank[0]) for result in by_rank), by_rank
+        found[f"{count} ranks"] = by_rank[0]
+    return found
+
+
+def flat(tree):
+    return [np.asarray(leaf) for leaf in keras.tree.flatten(tree)]
+
+
+def same(a, b):
+    return all(x.tobytes() == y.tobytes() for x, y in zip(flat(a), flat(b), strict=True))
+
+
+def near(found, rtol, atol=0.0):
+    for name, result in found.items():
+        for mine, expected in zip(flat(result), flat(found["alone"]), strict=True):
+            np.testing.assert_allclose(mine, expected, rtol, atol, err_msg=name)
+
+
+@pytest.fixture
+def floatx(request):
+    def use(name):
+        keras.config.set_floatx(name)
+        keras.config.set_dtype_policy(name)
+
+    use(request.param)
+    yield request.param
+    use("float32")
+
+
+# Training.
+
+
+@pytest.mark.parametrize("make, floatx", [
+    (mlp, "float32"), (convnet, "float64"),
+    pytest.param(mlp, "float64", marks=pytest.mark.slow), pytest.param(convnet, "float32", marks=pytest.mark.slow),
+], indirect=["floatx"])  # fmt: skip
+def test_training_is_that_of_one_replica(make, floatx):
+    """50 steps of Adam on 1,000 rows in batches of 64, of which the last one of an epoch has 40."""
+
+    def work(strategy):
+        pydist.manual_seed(5)
+        x, y = data(1000, floatx)
+        with scope(strategy):
+            model = make()
+        fitted = model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0)
+        model.fit(x[:128], y[:128], batch_size=BATCH, verbose=0, shuffle=False)
+        return model.get_weights(), fitted.history
+
+    found = everywhere(work)
+    near(found, *(1e-5, 1e-5) if floatx == "float32" else (1e-12, 1e-12))
+    assert same(found["2 threads"], found["2 ranks"]) and same(found["3 threads"], found["3 ranks"])
+    assert same(work(MirroredStrategy(cpus(2))), found["2 threads"])
+
+
+# Each row once.
+
+
+def binary(strategy):
+    x, y = data()
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((12,)), layers.Dense(8, "relu", kernel_initializer=seed(1)),
+                                  layers.Dense(1, "sigmoid", kernel_initializer=seed(2))])  # fmt: skip
+        found = ["accuracy", metrics.AUC(num_thresholds=50), metrics.BinaryIoU(), metrics.TruePositives(name="hits")]
+        compiled(model, loss="binary_crossentropy", metrics=found, weighted_metrics=["mse"])
+    return model, x, (y > 1).astype("float32")[:, None]
+
+
+def test_evaluate_and_predict_count_each_row_once():
+    class Steps(keras.callbacks.Callback):
+        steps = 0
+
+        def on_test_batch_end(self, batch, logs=None):
+            self.steps += 1
+
+    def work(strategy):
+        model, x, y = binary(strategy)
+        counted = Steps()
+        weights = np.linspace(0, 2, ROWS).astype("float32")
+        exact = model.evaluate(x, y, BATCH, 0, weights, callbacks=[counted], return_dict=True)
+        counts = {name: exact.pop(name) for name in ("hits", "accuracy")}
+        assert counted.steps == 16
+        predicted = model.predict(x, BATCH, verbose=0)
+        assert predicted.shape == (ROWS, 1)
+        return exact, predicted, {"exact": counts}
+
+    found = everywhere(work)
+    near(found, 1e-6, 1e-6)
+    assert all(result[2] == found["alone"][2] for result in found.values())  # counts have no rounding
+
+
+def test_metrics_of_keras_and_of_the_program():
+    """Confusion, a custom mean, and the program of keras-team/keras#19891, whose loss depended on the replicas."""
+
+    class MeanOfRows(metrics.Metric):
+        def __init__(self):
+            super().__init__(name="mean_of_rows")
+            self.total, self.rows = (self.add_weight(name=name, initializer="zeros") for name in ("total", "rows"))
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.total.assign_add(keras.ops.sum(keras.ops.max(y_pred, -1)))
+            self.rows.assign_add(keras.ops.cast(keras.ops.shape(y_pred)[0], "float32"))
+
+        def result(self):
+            return self.total / self.rows
+
+    def work(strategy):
+        x, y = data()
+        with scope(strategy):
+            model = mlp(metrics=[metrics.MeanIoU(4, sparse_y_pred=False), MeanOfRows(),
+                                 metrics.SparseTopKCategoricalAccuracy(2)])  # fmt: skip
+        logs = model.fit(x, y, BATCH, epochs=2, verbose=0, shuffle=False, validation_split=0.1).history
+        return logs, model.evaluate(x, y, batch_size=50, verbose=0)
+
+    near(everywhere(work, (2, 3)), 1e-5, 1e-6)
+
+
+# Losses.
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
+def test_reductions_regularizers_and_weights(reduction):
+    def work(strategy):
+        x, y = data(200)
+        with scope(strategy):
+            model = keras.Sequential([
+                keras.Input((12,)),
+                layers.Dense(16, "relu", kernel_initializer=seed(1), kernel_regularizer="l2", activity_regularizer="l2"),
+                layers.Dense(4, kernel_initializer=seed(2)),
+            ])  # fmt: skip
+            loss = losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+            compiled(
+                model,
+                keras.optimizers.SGD(1e-2 if reduction != "sum" else 1e-4),
+                loss=loss,
+                weighted_metrics=["accuracy"],
+            )
+        logs = [model.fit(x, y, 64, verbose=0, shuffle=False, class_weight={0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0}).history]
+        logs.append(model.fit(x, y, 64, verbose=0, shuffle=False, sample_weight=np.arange(200.0)).history)
+        return logs, model.get_weights(), model.evaluate(x, y, verbose=0, sample_weight=np.arange(200.0))
+
+    near(everywhere(work, (2, 3)), 1e-5, 1e-6)
+
+
+def test_masks_count_over_all_rows():
+    """Rows have different numbers of steps that count; the last batch has fewer rows than replicas."""
+
+    def work(strategy):
+        numbers = np.random.default_rng(1)
+        x = numbers.integers(1, 9, (65, 6)) * (np.arange(6) < numbers.integers(1, 7, (65, 1)))
+        with scope(strategy):
+            table = layers.Embedding(9, 4, mask_zero=True, embeddings_initializer=seed(1))
+            model = keras.Sequential(
+                [keras.Input((6,), dtype="int32"), table, layers.Dense(9, kernel_initializer=seed(2))]
+            )
+            compiled(model, keras.optimizers.SGD(0.1), weighted_metrics=["accuracy"], metrics=None)
+        return model.fit(x, x, 32, epochs=2, verbose=0, shuffle=False).history, model.get_weights()
+
+    near(everywhere(work, (2, 3)), 1e-5, 1e-6)
+
+
+def test_two_outputs_loss_weights_and_loss_scaling():
+    def work(strategy):
+        x, y = data(100)
+        with scope(strategy):
+            entry = keras.Input((12,))
+            hidden = layers.Dense(8, "relu", kernel_initializer=seed(1))(entry)
+            heads = [layers.Dense(4, name="a", kernel_initializer=seed(2))(hidden),
+                     layers.Dense(1, name="b", kernel_initializer=seed(3))(hidden)]  # fmt: skip
+            model = keras.Model(entry, heads)
+            optimizer = keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.Adam(1e-2, clipnorm=0.5), dynamic_growth_steps=9
+            )
+            loss = {"a": losses.SparseCategoricalCrossentropy(from_logits=True), "b": "mse"}
+            compiled(model, optimizer, loss=loss, loss_weights={"a": 1.0, "b": 0.3}, metrics={"a": "accuracy"})
+        fitted = model.fit(x, {"a": y, "b": x[:, :1]}, 32, epochs=3, verbose=0, shuffle=False).history
+        before, scale = model.get_weights(), optimizer.dynamic_scale.numpy()
+        x[31] = np.inf  # the last replica's gradients are not finite: nobody makes the step
+        model.fit(x[:32], {"a": y[:32], "b": x[:32, 1:2]}, 32, verbose=0, shuffle=False)
+        assert same(before, model.get_weights()) and optimizer.dynamic_scale.numpy() == scale / 2
+        return fitted, before, scale
+
+    near(everywhere(work, (2, 3)), 1e-4, 1e-5)
+
+
+def test_a_train_step_of_the_program():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(4, kernel_initializer=seed(1))
+            self.mean = metrics.Mean(name="mean")
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            x, y = data
+            self.zero_grad()
+            logits = self(x, training=True)
+            loss = pydist.nn.functional.cross_entropy(logits, y.long())
+            loss.backward()
+            variables = self.trainable_variables
+            with pydist.no_grad():
+                self.optimizer.apply([v.value.grad for v in variables], variables)
+            self.mean.update_state(keras.ops.max(logits, -1))
+            return {"own": loss, "mean": self.mean.result()}
+
+    def work(strategy):
+        x, y = data(200)
+        with scope(strategy):
+            model = Own()
+            model.compile(keras.optimizers.SGD(0.1, momentum=0.9))
+        return model.fit(x, y, 64, epochs=2, verbose=0, shuffle=False).history, model.get_weights()
+
+    near(everywhere(work, (2, 3)), 1e-5, 1e-6)
+
+
+# Sources of batches.
+
+
+def _arrays(x, y):
+    return {"x": x, "y": y, "batch_size": BATCH, "shuffle": False}
+
+
+def _tensors(x, y):
+    return {"x": pydist.tensor(x), "y": pydist.tensor(y), "batch_size": BATCH, "shuffle": False}
+
+
+def _loader(x, y):
+    return {"x": DataLoader(TensorDataset(pydist.tensor(x), pydist.tensor(y)), BATCH, num_workers=2)}
+
+
+def _pipeline(x, y):
+    return {"x": Dataset.from_tensor_slices((x, y)).batch(BATCH)}
+
+
+def _endless(x, y):
+    return {"x": Dataset.from_tensor_slices((x, y)).batch(BATCH).repeat(), "steps_per_epoch": 16}
+
+
+def _distributed(x, y):
+    return {"x": distribute.get_strategy().experimental_distribute_dataset(_pipeline(x, y)["x"])}
+
+
+def _generator(x, y):
+    return {"x": ((x[i : i + BATCH], y[i : i + BATCH]) for e in range(2) for i in range(0, len(x), BATCH)),
+            "steps_per_epoch": 16}  # fmt: skip
+
+
+def _sequence(x, y):
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 16
+
+        def __getitem__(self, i):
+            return x[BATCH * i : BATCH * (i + 1)], y[BATCH * i : BATCH * (i + 1)]
+
+    return {"x": Batches(), "shuffle": False}
+
+
+@pytest.mark.parametrize("source", [_tensors, _loader, _pipeline, _endless, _distributed, _generator, _sequence])
+def test_batches_from(source):
+    x, y = data()
+    expected = mlp().fit(**_arrays(x, y), epochs=2, verbose=0).history
+
+    def work(strategy):
+        with scope(strategy):
+            model, given = mlp(), source(x, y)
+        return model.fit(**given, epochs=2, verbose=0).history
+
+    found = {"alone": expected, "threads": work(MirroredStrategy(cpus(3)))}
+    found.update(enumerate(ranks(2, lambda rank: work(MirroredStrategy()))))
+    near(found, 1e-5)
+
+
+def test_shuffled_sources_have_one_order():
+    """All ranks take rank 0's order: every row once. Nobody has set a seed."""
+
+    def work(rank, source):
+        seen = []
+
+        class Seen(keras.layers.Layer):
+            def call(self, x):
+                if str(x.device) != "meta":
+                    seen.extend(x[:, 0].tolist())
+                return x
+
+        x = np.arange(130.0, dtype="float32")[:, None]
+        strategy = MirroredStrategy()
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((1,)), Seen(), layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(**source(x), epochs=2, verbose=0)
+        return seen
+
+    sources = [
+        lambda x: {"x": x, "y": x, "batch_size": 32},
+        lambda x: {"x": x, "y": x, "batch_size": 32, "shuffle": "batch"},
+        lambda x: {"x": DataLoader(TensorDataset(pydist.tensor(x), pydist.tensor(x)), 32, shuffle=True)},
+        lambda x: {"x": Dataset.from_tensor_slices((x, x)).shuffle(130).batch(32)},
+    ]
+    for source in sources:
+        first, second = ranks(2, work, source)
+        assert sorted(first + second) == sorted([*range(130)] * 2)
+
+
+def test_batches_of_the_ranks_themselves():
+    """A DistributedSampler, and distribute_datasets_from_function: rank 1 ends early, and takes part without rows."""
+
+    def work(rank, source):
+        strategy = MirroredStrategy()
+        x, y = data(90)
+        with strategy.scope():
+            model = mlp(optimizer="sgd")
+        given = source(strategy, pydist.tensor(x), pydist.tensor(y))
+        logs = model.fit(given, epochs=2, verbose=0).history
+        return logs, model.get_weights(), model.evaluate(given, verbose=0, return_dict=True)
+
+    def sampled(strategy, x, y):
+        dataset = TensorDataset(x, y)
+        return DataLoader(dataset, 20, sampler=DistributedSampler(dataset, shuffle=False, pad=False))
+
+    def made(strategy, x, y):
+        def batches(context):
+            mine = slice(0, 60) if context.input_pipeline_id == 0 else slice(60, 90)
+            return Dataset.from_tensor_slices((x[mine], y[mine])).batch(20)
+
+        return strategy.distribute_datasets_from_function(batches)
+
+    x, y = data(90)
+    order = {sampled: [*range(40), *range(40, 80), *range(80, 90)],
+             made: [*range(20), *range(60, 80), *range(20, 40), *range(80, 90), *range(40, 60)]}  # fmt: skip
+    sizes = {sampled: (40, 40, 10), made: (40, 30, 20)}
+    for source in (sampled, made):
+        model, ends = mlp(optimizer="sgd"), np.cumsum((0, *sizes[source]))
+        batches = [(x[order[source]][a:b], y[order[source]][a:b]) for a, b in zip(ends, ends[1:])]
+        logs = model.fit((batch for _ in range(2) for batch in batches), steps_per_epoch=3, epochs=2, verbose=0).history
+        expected = logs, model.get_weights(), model.evaluate(x, y, verbose=0, return_dict=True)
+        first, second = ranks(2, work, source)
+        assert same(first, second)
+        near({"alone": expected, source.__name__: first}, 1e-5, 1e-6)
+
+
+def test_steps_per_execution_and_single_batches():
+    def work(strategy):
+        x, y = data(200)
+        with scope(strategy):
+            model = mlp(steps_per_execution=3)
+        logs = [model.fit(x, y, BATCH, epochs=2, verbose=0, shuffle=False).history]
+        logs += [model.train_on_batch(x[:10], y[:10], return_dict=True), model.test_on_batch(x[:3], y[:3])]
+        return logs, model.predict(x[:70], 20, verbose=0), model.predict_on_batch(x[:5]), model.get_weights()
+
+    near(everywhere(work, (3,)), 1e-5, 1e-6)
+
+
+def test_dictionaries_and_class_weights_of_data_sets():
+    def work(strategy):
+        x, y = data(100)
+        batches = Dataset.from_tensor_slices(({"a": x[:, :6], "b": x[:, 6:]}, y)).batch(32)
+        with scope(strategy):
+            parts = {name: keras.Input((6,), name=name) for name in "ab"}
+            joined = layers.Concatenate()([parts["a"], parts["b"]])
+            model = compiled(keras.Model(parts, layers.Dense(4, kernel_initializer=seed(1))(joined)))
+        logs = model.fit(batches, verbose=0, class_weight={0: 1.0, 1: 3.0, 2: 0.5, 3: 1.0}).history
+        return logs, model.predict(batches, verbose=0)
+
+    near(everywhere(work, (2,)), 1e-5, 1e-6)
+
+
+# Callbacks.
+
+
+class _StopOn(keras.callbacks.Callback):
+    """Stops in one place on one rank, as a limit of time may."""
+
+    def __init__(self, rank, where):
+        super().__init__()
+        self.rank, self.where, self.batches = rank, where, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        if self.where == "batch" and batch == 2 and self.rank == 1:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.where == "epoch" and epoch == 1 and self.rank == 1:
+            self.model.stop_training = True
+
+
+def test_all_ranks_stop_together():
+    def work(rank, where):
+        x, y = data(200)
+        with MirroredStrategy().scope():
+            model = mlp()
+        stop = _StopOn(rank, where)
+        model.fit(x, y, BATCH, epochs=4, verbose=0, callbacks=[stop])
+        return stop.batches
+
+    assert ranks(2, work, "batch") == [3, 3] and ranks(2, work, "epoch") == [8, 8]
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_early_stopping_sees_the_same_numbers_everywhere(count):
+    def work(rank, run):
+        x, y = data(200)
+        with MirroredStrategy().scope():
+            model = mlp(optimizer=keras.optimizers.SGD(1.0))
+        noisy = np.random.default_rng(run).integers(0, 4, 50)
+        stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
+        slow = keras.callbacks.ReduceLROnPlateau("val_accuracy", patience=1)
+        history = model.fit(x, y, BATCH, epochs=12, verbose=0, validation_data=(x[:50], noisy), callbacks=[stop, slow])
+        return len(history.epoch), history.history, model.get_weights()
+
+    for run in range(4):
+        found = ranks(count, work, run)
+        assert all(same(one, found[0]) for one in found)
+
+
+def test_rank_0_writes(tmp_path):
+    def work(rank):
+        x, y = data(200)
+        with MirroredStrategy().scope():
+            model = mlp()
+        folder = tmp_path / f"rank{rank}"
+        folder.mkdir()
+        best = keras.callbacks.ModelCheckpoint(folder / "best-{epoch}.keras", "loss", save_best_only=True)
+        rows = keras.callbacks.CSVLogger(folder / "log.csv")
+        backup = keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False)
+        model.fit(x, y, BATCH, epochs=2, verbose=0, callbacks=[best, rows, backup])
+        return best.best, model.predict(x, verbose=0)
+
+    (value, predicted), second = ranks(2, work)
+    assert same(second, (value, predicted))
+    assert sorted(path.name for path in (tmp_path / "rank0").iterdir()) == [
+        "backup",
+        "best-1.keras",
+        "best-2.keras",
+        "log.csv",
+    ]
+    assert not list((tmp_path / "rank1").iterdir())
+    assert np.allclose(
+        keras.saving.load_model(tmp_path / "rank0" / "best-2.keras").predict(data(200)[0], verbose=0), predicted
+    )
+
+
+class _Interrupt(keras.callbacks.Callback):
+    def __init__(self, at):
+        super().__init__()
+        self.left = at
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            raise InterruptedError
+
+
+@pytest.mark.parametrize("every", [pytest.param("epoch", marks=pytest.mark.slow), 3])
+def test_backup_and_restore_goes_on_in_the_same_place(tmp_path, every):
+    """With the shuffle, dropout, batch norm and metrics of a run that nobody has interrupted."""
+
+    def work(strategy, name, at=0):
+        pydist.manual_seed(7)
+        x, y = data(300)
+        with scope(strategy):
+            parts = [
+                layers.Dense(8, kernel_initializer=seed(1)),
+                layers.BatchNormalization(),
+                layers.Dropout(0.3, seed=2),
+            ]
+            model = keras.Sequential([keras.Input((12,)), *parts, layers.Dense(4, kernel_initializer=seed(2))])
+            compiled(model)
+        backup = keras.callbacks.BackupAndRestore(tmp_path / name, save_freq=every, delete_checkpoint=False)
+        callbacks = [backup, _Interrupt(at)] if at else [backup]
+        try:
+            history = model.fit(x, y, BATCH, epochs=4, verbose=0, callbacks=callbacks).history
+        except InterruptedError:
+            return None
+        return model.get_weights(), {name: values[-1] for name, values in history.items()}
+
+    for name, strategy in (("alone", lambda: None), ("threads", lambda: MirroredStrategy(cpus(2)))):
+        whole = work(strategy(), name)
+        work(strategy(), f"{name}2", at=14)
+        assert same(work(strategy(), f"{name}2"), whole)
+    whole = ranks(2, lambda rank: work(MirroredStrategy(), "ranks"))
+    ranks(2, lambda rank: work(MirroredStrategy(), "ranks2", at=14))
+    assert all(same(one, whole[0]) for one in ranks(2, lambda rank: work(MirroredStrategy(), "ranks2")))
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.h5", "model.weights.h5"])
+def test_a_file_is_whole_or_as_before(tmp_path, name, monkeypatch):
+    model, path = mlp(), tmp_path / name
+    save = model.save_weights if name.endswith("weights.h5") else model.save
+    save(path)
+    before = path.read_bytes()
+    monkeypatch.setattr(np, "asarray", None)
+    monkeypatch.setattr(np, "array", None)
+    with pytest.raises(TypeError):
+        save(path)
+    monkeypatch.undo()
+    assert path.read_bytes() == before and [found.name for found in tmp_path.iterdir()] == [name]
+
+
+def test_numbers_are_read_when_somebody_looks(capsys):
+    read = []
+    x, y = data(640)
+    model = mlp()
+    item = pydist.Tensor.__float__
+    try:
+        pydist.Tensor.__float__ = lambda self: read.append(1) or item(self)
+        model.fit(x, y, 16, epochs=1, verbose=0)
+    finally:
+        pydist.Tensor.__float__ = item
+    assert len(read) <= 4
+    model.fit(x, y, 16, epochs=2, verbose=1)
+    shown = capsys.readouterr().out
+    assert "Epoch 2/2" in shown and "40/40" in shown and "accuracy: " in shown
+
+
+# What cannot be.
+
+
+def test_what_is_refused():
+    x, y = data(100)
+    outside, one, two = mlp(), MirroredStrategy(cpus(2)), MirroredStrategy(cpus(3))
+    with one.scope():
+        inside = mlp()
+        with pytest.raises(
+            ValueError, match=r"fit: Sequential sequential\S* was made outside the scope of MirroredStrategy"
+        ):
+            outside.fit(x, y)
+    with two.scope(), pytest.raises(ValueError, match="predict: Sequential .* was made outside the scope"):
+        inside.predict(x)
+    with pytest.raises(
+        ValueError, match="the data set was distributed by MirroredStrategy.* of 3, .* .expected .* of 2, "
+    ):
+        inside.fit(two.experimental_distribute_dataset([(x, y)]))
+    with pytest.raises(ValueError, match="`y` should not be passed"):
+        inside.fit(Dataset.from_tensor_slices((x, y)).batch(8), y)
+
+    class Makes(layers.Layer):
+        def call(self, x):
+            self.late = keras.Variable(1.0, name="late") if str(x.device) != "meta" else 1.0
+            return x * self.late
+
+    with one.scope():
+        model = keras.Sequential([keras.Input((12,)), Makes(), layers.Dense(4)])
+        compiled(model)
+    with pytest.raises(RuntimeError, match=r"strategy.run: \S*late was made in a replica, at .*fit_replicas.py:\d+"):
+        model.fit(x, y, verbose=0)
+    outside.fit(x, y, verbose=0)
+    inside.fit(x, y, verbose=0)
+
+
+def test_ranks_whose_data_differ():
+    def work(rank, kind):
+        x, y = data(100)
+        with MirroredStrategy().scope():
+            model = mlp()
+        if kind == "rows":
+            x, y = x[: 100 - rank], y[: 100 - rank]
+        elif kind == "order":
+            x = np.roll(x, rank, 0)
+        elif kind == "spec":
+            return model.fit(((x[:8, :12].astype(["f4", "f8"][rank]), y[:8]) for _ in range(3)), verbose=0)
+        elif kind == "empty":
+            return model.fit((batch for batch in [(x[:8], y[:8])] * 3 * (1 - rank)), verbose=0)
+        elif kind == "fails":
+            return model.fit(((x[:8], y[: 8 // (1 - rank)]) for _ in range(3)), verbose=0)
+        model.fit(x, y, verbose=0)
+
+    texts = {"rows": "differs between ranks: rank 0 has with 100 rows", "order": "ends .*, rank 1 has", "spec": "has elements",
+             "empty": "at least one batch", "fails": "division"}  # fmt: skip
+    for kind, text in texts.items():
+        with pytest.raises(pydist.testing.RankFailed, match=text):
+            ranks(2, work, kind, timeout=20)
