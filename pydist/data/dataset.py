@@ -1,10 +1,11 @@
 """Dataset: tf.data's names over pydist's tensors."""
 
 from pydist import _C
-from pydist.data import plan, spec
+from pydist.data import batch, function, order, sources, spec
 from pydist.data.iterator import Iterator, NumpyIterator, drawn_seed
 from pydist.data.options import Options
-from pydist.data.spec import AUTOTUNE, ENDLESS, INFINITE, UNKNOWN
+from pydist.data.spec import AUTOTUNE, INFINITE, UNKNOWN
+from pydist.data.step import Step
 
 
 def _seed(seed, where):
@@ -39,7 +40,7 @@ class Dataset:
     """
 
     def __init__(self, step, options=None):
-        if not isinstance(step, plan.Step):
+        if not isinstance(step, Step):
             raise TypeError(
                 "Dataset: got no plan (expected Dataset.from_tensor_slices, Dataset.range or another source)"
             )
@@ -58,7 +59,7 @@ class Dataset:
     @staticmethod
     def from_tensors(tensors, name=None):
         """A data set of one element."""
-        return Dataset(plan.Whole(*spec.leaves_of(tensors, "from_tensors")))
+        return Dataset(sources.Whole(*spec.leaves_of(tensors, "from_tensors")))
 
     @staticmethod
     def from_tensor_slices(tensors, name=None):
@@ -76,7 +77,9 @@ class Dataset:
         sizes = [len(leaf) for leaf in leaves]
         if len(set(sizes)) > 1:
             raise ValueError(f"from_tensor_slices: the components have {sizes} rows (expected equal numbers)")
-        return Dataset(plan.Slices(tree, [leaf.detach() if isinstance(leaf, _C.Tensor) else leaf for leaf in leaves]))
+        return Dataset(
+            sources.Slices(tree, [leaf.detach() if isinstance(leaf, _C.Tensor) else leaf for leaf in leaves])
+        )
 
     @staticmethod
     def from_torch(dataset):
@@ -89,7 +92,7 @@ class Dataset:
             raise TypeError(
                 f"from_torch: got {type(dataset).__name__} (expected __getitem__ and __len__; from_generator takes iterables)"
             )
-        return Dataset(plan.Items(dataset))
+        return Dataset(sources.Items(dataset))
 
     @staticmethod
     def range(*args, output_type=_C.int64, name=None):
@@ -97,18 +100,18 @@ class Dataset:
         if not 1 <= len(args) <= 3:
             raise TypeError(f"range: got {len(args)} numbers (expected stop; start, stop; or start, stop, step)")
         numbers = range(*(spec.count_of(n, "range", "a number") for n in args))
-        return Dataset(plan.Range(numbers.start, numbers.stop, numbers.step, output_type))
+        return Dataset(sources.Range(numbers.start, numbers.stop, numbers.step, output_type))
 
     @staticmethod
     def counter(start=0, step=1, dtype=_C.int64, name=None):
         """start, start + step, ... without end."""
         start, step = (spec.count_of(n, "counter", what) for n, what in ((start, "start"), (step, "step")))
-        return Dataset(plan.Range(start, None, step, dtype))
+        return Dataset(sources.Range(start, None, step, dtype))
 
     @staticmethod
     def random(seed=None, rerandomize_each_iteration=None, name=None):
         """Random numbers in [0, 2**32) without end."""
-        step = plan.Random(_seed(seed, "random"), bool(rerandomize_each_iteration))
+        step = sources.Random(_seed(seed, "random"), bool(rerandomize_each_iteration))
         step.epochs = 0
         return Dataset(step)
 
@@ -126,7 +129,7 @@ class Dataset:
         steps = [_step_of(one, "zip") for one in leaves]
         if not steps:
             raise ValueError("zip: got no data sets (expected at least one)")
-        return Dataset(plan.Zip(outer, steps))
+        return Dataset(order.Zip(outer, steps))
 
     # Steps
 
@@ -143,7 +146,7 @@ class Dataset:
         >>> [x.item() for x in Dataset.range(3).map(lambda x: x * x)]
         [0, 1, 4]
         """
-        return self._with(plan.Map(self._node, map_func, _threads(num_parallel_calls, "map"), batched))
+        return self._with(function.Map(self._node, map_func, _threads(num_parallel_calls, "map"), batched))
 
     def batch(self, batch_size, drop_remainder=False, num_parallel_calls=None, deterministic=None, name=None):
         """Batches of this many elements, stacked; the last one may be smaller, or left out.
@@ -152,7 +155,7 @@ class Dataset:
         [[0, 1], [2, 3], [4]]
         """
         return self._with(
-            plan.Batch(self._node, spec.count_of(batch_size, "batch", "batch_size", 1), bool(drop_remainder))
+            batch.Batch(self._node, spec.count_of(batch_size, "batch", "batch_size", 1), bool(drop_remainder))
         )
 
     def shuffle(self, buffer_size, seed=None, reshuffle_each_iteration=True, name=None):
@@ -166,7 +169,7 @@ class Dataset:
         size = spec.count_of(buffer_size, "shuffle", "buffer_size")
         if size == UNKNOWN or size == INFINITE:
             raise ValueError(f"shuffle: buffer_size is {size} (expected 1 or more; the cardinality is not known)")
-        step = plan.Shuffle(self._node, spec.count_of(size, "shuffle", "buffer_size", 1), _seed(seed, "shuffle"),
+        step = order.Shuffle(self._node, spec.count_of(size, "shuffle", "buffer_size", 1), _seed(seed, "shuffle"),
                             reshuffle_each_iteration is not False)  # fmt: skip
         step.epochs = 0
         return self._with(step)
@@ -174,15 +177,15 @@ class Dataset:
     def repeat(self, count=None, name=None):
         """This many passes over the data, one after another; None or -1: without end."""
         times = INFINITE if count is None else spec.count_of(count, "repeat", "count")
-        return self._with(plan.Repeat(self._node, times))
+        return self._with(order.Repeat(self._node, times))
 
     def take(self, count, name=None):
         """The first `count` elements; -1: all."""
-        return self._with(plan.Take(self._node, spec.count_of(count, "take", "count")))
+        return self._with(order.Take(self._node, spec.count_of(count, "take", "count")))
 
     def skip(self, count, name=None):
         """All but the first `count` elements; -1: none."""
-        return self._with(plan.Skip(self._node, spec.count_of(count, "skip", "count")))
+        return self._with(order.Skip(self._node, spec.count_of(count, "skip", "count")))
 
     def shard(self, num_shards, index, name=None):
         """The elements whose numbers are `index` modulo `num_shards`."""
@@ -190,13 +193,13 @@ class Dataset:
         index = spec.count_of(index, "shard", "index")
         if not 0 <= index < shards:
             raise ValueError(f"shard: index is {index} (expected 0 to {shards - 1})")
-        return self._with(plan.Shard(self._node, shards, index))
+        return self._with(order.Shard(self._node, shards, index))
 
     def prefetch(self, buffer_size, name=None):
         """Elements are made in a thread before they are asked for, up to `buffer_size` of them (AUTOTUNE: as many as help).
         Where an element takes less time than to hand it over, no thread starts."""
         room = AUTOTUNE if buffer_size is None else spec.count_of(buffer_size, "prefetch", "buffer_size", -1)
-        return self._with(plan.Prefetch(self._node, room))
+        return self._with(order.Prefetch(self._node, room))
 
     def enumerate(self, start=0, name=None):
         """(number, element), counted from `start`.
@@ -204,11 +207,11 @@ class Dataset:
         >>> [(i.item(), x.item()) for i, x in Dataset.range(5, 7).enumerate()]
         [(0, 5), (1, 6)]
         """
-        return self._with(plan.Zip(("tuple", tuple, (None, None)), (Dataset.counter(start)._node, self._node)))
+        return self._with(order.Zip(("tuple", tuple, (None, None)), (Dataset.counter(start)._node, self._node)))
 
     def concatenate(self, dataset, name=None):
         """The elements of this data set, then of another one."""
-        return self._with(plan.Concatenate(self._node, _step_of(dataset, "concatenate")))
+        return self._with(order.Concatenate(self._node, _step_of(dataset, "concatenate")))
 
     def apply(self, transformation_func, name=None):
         """transformation_func(self), which returns a data set."""
@@ -278,4 +281,4 @@ class Dataset:
         return f"<Dataset: {self._node.name}, {known}>"
 
 
-__all__ = ["ENDLESS", "Dataset"]
+__all__ = ["Dataset"]

@@ -3,7 +3,8 @@
 import logging
 
 from pydist import _C
-from pydist.data import plan, spec, state
+from pydist.data import spec, state
+from pydist.data.step import Run
 
 _VERSION = 1
 _log = logging.getLogger("pydist.data")
@@ -40,7 +41,7 @@ class Iterator:
                 step.seed = drawn_seed()
         self._counters = [step for step in self._seeded if hasattr(step, "epochs")] or [dataset]
         epoch = max(one.epochs for one in self._counters)
-        self._begin(plan.Run(epoch, dataset._base(), {}))
+        self._begin(Run(epoch, dataset._base(), {}))
 
     def _begin(self, run):
         for one in self._counters:
@@ -99,7 +100,7 @@ class Iterator:
             raise ValueError(f"{where}: the state is damaged (expected the dictionary that state_dict returned)")
         epoch, count, base = numbers
         self.close()
-        self._begin(plan.Run(epoch, base, {id(step): seed for step, seed in zip(self._seeded, seeds)}))
+        self._begin(Run(epoch, base, {id(step): seed for step, seed in zip(self._seeded, seeds)}))
         if count and not self._step.indexed:
             _log.info(
                 "load_state_dict: makes %d elements again, since the plan has steps that do not read by number", count

@@ -147,7 +147,7 @@ class Flow:
 
     def __next__(self):
         if self.pool is not None:
-            if self.pool.forked:
+            if self.forked:
                 raise RuntimeError(
                     "pydist.data: this iterator's threads are in the process that has forked (expected a new iterator in "
                     "the child)"
@@ -166,6 +166,11 @@ class Flow:
             self.spent += perf_counter() - begin
             self.trial -= 1
         return result
+
+    @property
+    def forked(self):
+        """Whether its threads are in another process."""
+        return self.pool is not None and self.pool.forked
 
     def _begin(self):
         tuned = self.threads < 0
