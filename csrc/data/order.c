@@ -1,5 +1,6 @@
 #include "data/order.h"
 
+#include "base/mem.h"
 #include "base/rng.h"
 
 /* Few bits need more rounds. Both numbers are multiples of 4, and even: the halves end where they began. */
@@ -73,4 +74,27 @@ void pd_order(int64_t n, int64_t window, uint64_t seed, uint64_t epoch, const pd
         int64_t p = pd_number_at(places, i);
         to[i] = within(&inner, whole ? p : within(&outer, p));
     }
+}
+
+pd_status pd_interleave(const int64_t *counts, int64_t files, int64_t cycle, int64_t *to) {
+    typedef struct slot { bool open; int64_t next, end; } slot;
+    slot *slots;
+    int64_t file = 0, first = 0, open = 0;
+    PD_TRY(pd_calloc((size_t)cycle * sizeof *slots, "interleave", &slots));
+    for (int64_t i = 0; open || file < files; i = (i + 1) % cycle) {
+        slot *s = &slots[i];
+        if (!s->open && file < files) {
+            *s = (slot){true, first, first + counts[file]};
+            first += counts[file++];
+            open++;
+        }
+        if (s->next < s->end) {
+            *to++ = s->next++;
+        } else if (s->open) {
+            s->open = false;
+            open--;
+        }
+    }
+    pd_free(slots);
+    return PD_OK;
 }

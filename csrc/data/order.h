@@ -13,4 +13,9 @@
    needs a window. window >= n: all of it is one block. */
 void pd_order(int64_t n, int64_t window, uint64_t seed, uint64_t epoch, const pd_numbers *places, int64_t *to);
 
+/* The order of the records of several files of which `cycle` are read in turn, one record of each, as tf.data has it: a
+   file without more records lets its turn pass, and in the next turn another file follows. to[i] = the number of the
+   i-th record, counted through all files. Fails with PD_E_MEMORY. */
+pd_status pd_interleave(const int64_t *counts, int64_t files, int64_t cycle, int64_t *to);
+
 #endif

@@ -11,8 +11,25 @@ function of the element's number: `shuffle` fills no buffer, and an iterator's s
 
 from pydist import _C
 from pydist.data.dataset import Dataset
+from pydist.data.example import (
+    BytesList,
+    Example,
+    Feature,
+    FeatureList,
+    FeatureLists,
+    Features,
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    FloatList,
+    Int64List,
+    SequenceExample,
+    VarLenFeature,
+    parse_example,
+    parse_single_example,
+)
 from pydist.data.iterator import Iterator, NumpyIterator
 from pydist.data.options import AutoShardPolicy, Options, ThreadingOptions
+from pydist.data.records import FixedLengthRecordDataset, TFRecordDataset, TFRecordWriter
 from pydist.data.spec import AUTOTUNE, DatasetSpec, TensorSpec, string
 from pydist.data.spec import INFINITE as INFINITE_CARDINALITY
 from pydist.data.spec import UNKNOWN as UNKNOWN_CARDINALITY
@@ -23,16 +40,33 @@ DataError = _C.DataError
 __all__ = [
     "AUTOTUNE",
     "AutoShardPolicy",
+    "BytesList",
     "DataError",
     "Dataset",
     "DatasetSpec",
+    "Example",
+    "Feature",
+    "FeatureList",
+    "FeatureLists",
+    "Features",
+    "FixedLenFeature",
+    "FixedLenSequenceFeature",
+    "FixedLengthRecordDataset",
+    "FloatList",
     "INFINITE_CARDINALITY",
+    "Int64List",
     "Iterator",
     "NumpyIterator",
     "Options",
+    "SequenceExample",
     "StringTensor",
+    "TFRecordDataset",
+    "TFRecordWriter",
     "TensorSpec",
     "ThreadingOptions",
     "UNKNOWN_CARDINALITY",
+    "VarLenFeature",
+    "parse_example",
+    "parse_single_example",
     "string",
 ]

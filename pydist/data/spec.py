@@ -65,10 +65,14 @@ class DatasetSpec:
 
 def flatten(value, leaves):
     """The tree of a value, whose leaves are added to the list as they are."""
+    kind = type(value)
+    if kind is _C.Tensor or kind is StringTensor:
+        leaves.append(value)
+        return None
     if isinstance(value, tuple):
-        return ("tuple", type(value), tuple(flatten(part, leaves) for part in value))
+        return ("tuple", kind, tuple([flatten(part, leaves) for part in value]))
     if isinstance(value, Mapping):
-        return ("dict", tuple(value), tuple(flatten(part, leaves) for part in value.values()))
+        return ("dict", tuple(value), tuple([flatten(part, leaves) for part in value.values()]))
     leaves.append(value)
     return None
 
@@ -215,7 +219,7 @@ def count_of(value, where, name, least=None):
     value = value.__index__() if hasattr(value, "__index__") else value.item()
     if not isinstance(value, int):
         raise TypeError(f"{where}: {name} is {value!r} (expected int)")
-    if not -ENDLESS <= value <= ENDLESS or least is not None and value < least:
+    if not -ENDLESS - 1 <= value <= ENDLESS or least is not None and value < least:
         raise ValueError(f"{where}: {name} is {value} (expected {'an int64' if least is None else f'{least} or more'})")
     return value
 

@@ -80,9 +80,33 @@ static PyObject *gather(PyObject *module, PyObject *args) {
     return pd_py_wrap_new(to);
 }
 
+static PyObject *interleave(PyObject *module, PyObject *args) {
+    static const char op[] = "interleave";
+    PyObject *o;
+    long long cycle;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OL:_data_interleave", &o, &cycle)) return NULL;
+    pd_tensor *counts = pd_py_plain(o, op, "counts", PD_I64, 1);
+    if (!counts) return NULL;
+    if (cycle < 1) return PyErr_Format(PyExc_ValueError, "%s: cycle is %lld (expected 1 or more)", op, cycle);
+    const int64_t *each = pd_tensor_data(counts);
+    int64_t total = 0;
+    for (int64_t i = 0; i < counts->numel; i++)
+        if (each[i] < 0 || __builtin_add_overflow(total, each[i], &total))
+            return PyErr_Format(PyExc_ValueError, "%s: count %lld (expected 0 or more)", op, (long long)each[i]);
+    pd_tensor *to = pd_py_made(op, PD_I64, 1, &total);
+    if (!to) return NULL;
+    pd_status status = pd_interleave(each, counts->numel, cycle, pd_tensor_data(to));
+    if (!status) return pd_py_wrap_new(to);
+    pd_tensor_release(to);
+    return pd_py_raise(status);
+}
+
 static PyMethodDef functions[] = {
     {"_data_order", order, METH_VARARGS,
      "_data_order(n, window, seed, epoch, places): the elements at these places of a random order of n numbers."},
+    {"_data_interleave", interleave, METH_VARARGS,
+     "_data_interleave(counts, cycle): the order of records of files that are read in turn, `cycle` at a time."},
     {"_data_gather", gather, METH_VARARGS, "_data_gather(source, numbers): the rows of source with these numbers."},
     {0}};
 
