@@ -432,11 +432,16 @@ static int operands(PyObject *a, PyObject *b, pd_tensor **in, binary_attrs *attr
     return right;
 }
 
+PyObject *pd_py_foreign(pd_op_id op, PyObject *a, PyObject *b) {
+    if (!pd_py.foreign_operands) Py_RETURN_NOTIMPLEMENTED;
+    return PyObject_CallFunction(pd_py.foreign_operands, "sOO", pd_defs[op].name, a, b);
+}
+
 PyObject *pd_py_binary(pd_op_id op, PyObject *a, PyObject *b) {
     pd_tensor *in[2], *out;
     binary_attrs attrs;
     int ok = operands(a, b, in, &attrs);
-    if (ok < 1) return ok ? NULL : Py_NewRef(Py_NotImplemented);
+    if (ok < 1) return ok ? NULL : pd_py_foreign(op, a, b);
     PD_PY_TRY(pd_apply(&pd_defs[op], in, 2, &attrs, &out, NULL));
     return pd_py_wrap_new(out);
 }
@@ -613,7 +618,16 @@ static PyObject *write_out(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *set_foreign_operands(PyObject *module, PyObject *function) {
+    (void)module;
+    Py_XSETREF(pd_py.foreign_operands, function == Py_None ? NULL : Py_NewRef(function));
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
+    {"_set_foreign_operands", set_foreign_operands, METH_O,
+     "_set_foreign_operands(function)\n\nfunction(op, a, b) computes an operator of which one operand is neither tensor "
+     "nor number, or returns NotImplemented. None: Python raises TypeError, as in PyTorch."},
     {"_write_out", write_out, METH_VARARGS,
      "_write_out(op, out, result): copies a function's result into the tensor given as out=."},
     {"op_table", op_table, METH_NOARGS,

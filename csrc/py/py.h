@@ -115,7 +115,9 @@ bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq,
 
 /* ---- ops.c ---- */
 PyObject *pd_py_binary(pd_op_id op, PyObject *a,
-                       PyObject *b); /* NotImplemented if an operand is neither tensor nor number */
+                       PyObject *b); /* pd_py_foreign's result if an operand is neither tensor nor number */
+/* What _set_foreign_operands has set computes the operator, or NotImplemented. */
+PyObject *pd_py_foreign(pd_op_id op, PyObject *a, PyObject *b);
 PyObject *pd_py_inplace(pd_op_id op, PyObject *a, PyObject *b);
 PyObject *pd_py_unary(pd_op_id op, PyObject *a);
 

@@ -386,6 +386,11 @@ def test_geometry():
         and repr(x.shape) == "pydist.Size([2, 3, 4])"
         and x.shape[1:] == (3, 4)
     )
+    parts = [x.shape[1:], x.shape[::-1], x.shape + (1,), (1,) + x.shape, x.shape * 2, 0 * x.shape]
+    assert parts == [(3, 4), (4, 3, 2), (2, 3, 4, 1), (1, 2, 3, 4), (2, 3, 4) * 2, ()]
+    assert {type(part) for part in parts} == {pydist.Size} and type(x.shape[-1]) is int
+    with pytest.raises(TypeError, match="can only concatenate tuple"):
+        x.shape + [1]
     for broken in (lambda: x.size(3), lambda: x.stride(-4), lambda: pydist.tensor(1).size(0)):
         with pytest.raises(IndexError):
             broken()

@@ -3,6 +3,7 @@
 import pytest
 
 import pydist
+from pydist import _C
 
 
 class Variable:
@@ -74,3 +75,31 @@ def test_windows_along_a_dimension(torch):
     for lib in (pydist, torch):
         y = lib.unfold_copy(lib.arange(10.0).reshape(2, 5), dimension=-1, size=3, step=2)
         assert y.is_contiguous() and y.tolist() == [[[0, 1, 2], [2, 3, 4]], [[5, 6, 7], [7, 8, 9]]]
+
+
+def test_operators_of_other_types_can_be_given():
+    """_set_foreign_operands: for arrays and lists beside tensors; NotImplemented and None leave Python's TypeError."""
+    np, x = pytest.importorskip("numpy"), pydist.ones(2)
+    seen = []
+
+    def compute(op, a, b):
+        seen.append((op, type(a).__name__, type(b).__name__))
+        return NotImplemented if a is None or b is None else op
+
+    _C._set_foreign_operands(compute)
+    try:
+        array = np.ones(2)
+        assert [x * array, array - x, x @ array, array @ x, x == [1, 1], array < x, x**array] == [
+            "mul", "sub", "matmul", "matmul", "eq", "gt", "pow"]  # fmt: skip
+        assert seen[0] == ("mul", "Tensor", "ndarray") and seen[1] == ("sub", "ndarray", "Tensor")
+        with pytest.raises(TypeError, match="unsupported operand"):
+            x + None
+        calls = len(seen)
+        assert (x + 1).tolist() == [2, 2] and len(seen) == calls
+        _C._set_foreign_operands(lambda op, a, b: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            x + array
+    finally:
+        _C._set_foreign_operands(None)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        np.ones(2) - x

@@ -25,7 +25,7 @@ static PyObject *nb_invert(PyObject *a) { return pd_py_unary(PD_OP_bitwise_not, 
 
 static PyObject *nb_matmul(PyObject *a, PyObject *b) {
     pd_tensor *out;
-    if (!pd_py_is_tensor(a) || !pd_py_is_tensor(b)) Py_RETURN_NOTIMPLEMENTED;
+    if (!pd_py_is_tensor(a) || !pd_py_is_tensor(b)) return pd_py_foreign(PD_OP_matmul, a, b);
     PD_PY_TRY(pd_call2(PD_OP_matmul, pd_py_tensor(a), pd_py_tensor(b), NULL, &out));
     return pd_py_wrap_new(out);
 }

@@ -397,8 +397,32 @@ static PyObject *size_numel(PyObject *self, PyObject *unused) {
     return PyLong_FromLongLong(n);
 }
 
+/* [new] a Size of a tuple (whose reference it takes), or what else a tuple's operator returned. */
+static PyObject *as_size(PyObject *result) {
+    if (!result || !PyTuple_Check(result)) return result;
+    PyObject *size = PyObject_CallOneArg(pd_py.Size, result);
+    Py_DECREF(result);
+    return size;
+}
+
+static PyObject *size_subscript(PyObject *self, PyObject *key) {
+    PyObject *result = PyTuple_Type.tp_as_mapping->mp_subscript(self, key);
+    return PySlice_Check(key) ? as_size(result) : result;
+}
+
+static PyObject *size_add(PyObject *a, PyObject *b) {
+    if (!PyTuple_Check(a) || !PyTuple_Check(b)) Py_RETURN_NOTIMPLEMENTED;
+    return as_size(PyTuple_Type.tp_as_sequence->sq_concat(a, b));
+}
+
+static PyObject *size_repeat(PyObject *self, Py_ssize_t n) {
+    return as_size(PyTuple_Type.tp_as_sequence->sq_repeat(self, n));
+}
+
 static PyMethodDef size_methods[] = {{"numel", size_numel, METH_NOARGS, "numel()\n\nThe product of the sizes."}, {0}};
-static PyType_Slot size_slots[] = {{Py_tp_repr, size_repr}, {Py_tp_methods, size_methods}, {0}};
+static PyType_Slot size_slots[] = {{Py_tp_repr, size_repr},         {Py_mp_subscript, size_subscript},
+                                   {Py_nb_add, size_add},           {Py_sq_repeat, size_repeat},
+                                   {Py_tp_methods, size_methods},   {0}};
 static PyType_Spec size_spec = {.name = "pydist._C.Size", .slots = size_slots, .flags = Py_TPFLAGS_DEFAULT};
 
 PyObject *pd_py_size(int ndim, const int64_t *size) {
