@@ -23,7 +23,7 @@ class finfo:
         if type not in _FLOATS:
             raise TypeError(f"finfo: got {type} (expected a floating dtype)")
         self.bits, mantissa, exponent = _FLOATS[type]
-        self.dtype = str(type.to_real()).split(".")[1]
+        self.dtype = repr(type.to_real()).split(".")[1]
         self.eps = 2.0**-mantissa
         self.max = (2.0 - self.eps) * 2.0**exponent
         self.min = -self.max
@@ -47,7 +47,7 @@ class iinfo:
         if type not in _INTS:
             raise TypeError(f"iinfo: got {type} (expected an integer dtype)")
         self.bits = _INTS[type]
-        self.dtype = str(type).split(".")[1]
+        self.dtype = repr(type).split(".")[1]
         self.min = 0 if type is _C.uint8 else -(2 ** (self.bits - 1))
         self.max = 2**self.bits - 1 + self.min
 

@@ -46,7 +46,7 @@ _STORAGES = {
     "BoolStorage": _C.bool,
 }
 _DTYPES = {
-    str(dtype).rpartition(".")[2]: dtype
+    repr(dtype).rpartition(".")[2]: dtype
     for dtype in (*_STORAGES.values(), _C.complex32, _C.float8_e4m3fn, _C.float8_e5m2)
 }
 

@@ -9,9 +9,10 @@ import pydist
 
 
 def walk(folders=None, prefix="pydist."):
-    """The names of the package's modules. pydist.keras is left out: it is Keras, with pydist in the place of torch."""
+    """The names of the package's modules. pydist.keras is left out, which is Keras with pydist in the place of torch, and
+    what imports it."""
     for finder, name, is_package in pkgutil.iter_modules(folders or pydist.__path__, prefix):
-        if name != "pydist.keras":
+        if name not in ("pydist.keras", "pydist.tensorflow._over_keras"):
             yield name
             if is_package:
                 yield from walk([os.path.join(finder.path, name.rpartition(".")[2])], f"{name}.")

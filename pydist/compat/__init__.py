@@ -1,9 +1,10 @@
-"""Runs scripts that import torch: `python -m pydist.compat train.py args`, `-m module args`, `--check train.py`.
+"""Runs scripts that import torch, keras or tensorflow: `python -m pydist.compat train.py args`, `-m module args`,
+`--check train.py`.
 
 `install()` makes `torch`, `torchvision` and their submodules pydist's modules of the same names. They stay the same
 objects: `torch.nn is pydist.nn`. A name that pydist does not have fails when it is used; the error has the name and
-similar names. `tensorboardX` becomes our SummaryWriter if that package is not installed, and `keras` runs over pydist
-(`pydist.keras`). Child processes inherit this (`environment()`). For pytest use `-p pydist.compat`; a notebook calls
+similar names. `keras` runs over pydist (`pydist.keras`), and `tensorflow` is `pydist.tensorflow`. `tensorboardX` becomes
+our SummaryWriter if that package is not installed. Child processes inherit this (`environment()`). For pytest use `-p pydist.compat`; a notebook calls
 `install()`.
 """
 
@@ -16,8 +17,18 @@ import os
 import sys
 import types
 
-_ROOTS = {"torch": "pydist", "torchvision": "pydist.vision"}
-_VERSIONS = {"torch": "2.13.0+pydist", "torchvision": "0.28.0+pydist"}
+_ROOTS = {"torch": "pydist", "torchvision": "pydist.vision", "tensorflow": "pydist.tensorflow"}
+_VERSIONS = {"torch": "2.13.0+pydist", "torchvision": "0.28.0+pydist", "tensorflow": "2.21.0+pydist"}
+
+# modules that a root has in other places
+_ELSEWHERE = {
+    "tensorflow.keras": "keras._tf_keras.keras",
+    "tensorflow.data": "pydist.data",
+    "tensorflow.distribute": "pydist.distribute",
+}
+
+# what the first import of a root calls
+_READY = {"tensorflow": "pydist.tensorflow._readings"}
 
 # packages that scripts use with torch: ours if not installed
 _STAND_INS = {"tensorboardX": "pydist.compat.tensorboardx"}
@@ -29,8 +40,11 @@ _PATH = os.path.join(os.path.dirname(__file__), "path")  # the files there call 
 
 
 def _ours(name):
-    """pydist's name for a dotted name of PyTorch; None for other names."""
+    """pydist's name for a dotted name of PyTorch or TensorFlow; None for other names."""
     root, dot, rest = name.partition(".")
+    for theirs, ours in _ELSEWHERE.items():
+        if f"{name}.".startswith(f"{theirs}."):
+            return ours + name.removeprefix(theirs)
     return _ROOTS[root] + dot + rest if root in _ROOTS else None
 
 
@@ -57,12 +71,15 @@ class _Root(types.ModuleType):
 
     def __getattr__(self, name):
         module = importlib.import_module(_ROOTS[self.__name__])
-        found = getattr(module, name, module)
-        if found is module and _exists(f"{module.__name__}.{name}"):
-            found = importlib.import_module(f"{module.__name__}.{name}")
-        if found is module:
-            text = f"pydist has no {self.__name__}.{name}{near(name, dir(module))}"
-            raise AttributeError(text, name=name, obj=self)
+        try:
+            found = getattr(module, name)
+        except AttributeError as error:
+            if _exists(f"{module.__name__}.{name}"):
+                found = importlib.import_module(f"{module.__name__}.{name}")
+            else:
+                text = f"pydist has no {self.__name__}.{name}{near(name, dir(module))}"
+                own = str(error) if str(error).startswith("pydist has no") else text  # the module may say more
+                raise AttributeError(own, name=name, obj=self) from None
         vars(self)[name] = found
         return found
 
@@ -90,6 +107,8 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module):
         if not isinstance(module, _Root):
             module.__spec__ = self.spec
+        elif module.__name__ in _READY:
+            importlib.import_module(_READY[module.__name__]).install()
 
 
 def _installed(name):
@@ -123,8 +142,8 @@ _finder = _Finder()
 
 
 def install():
-    """Makes `import torch` and `import torchvision` return pydist from now on. Raises RuntimeError if PyTorch itself is
-    imported already. It may be called twice."""
+    """Makes `import torch`, `import torchvision` and `import tensorflow` return pydist from now on. Raises RuntimeError if
+    PyTorch or TensorFlow itself is imported already. It may be called twice."""
     for name in _ROOTS:
         if name in sys.modules and not isinstance(sys.modules[name], _Root):
             raise RuntimeError(f"compat: {name} is already imported (expected install() before that)")

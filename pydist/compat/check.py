@@ -1,14 +1,18 @@
-"""Finds the names of PyTorch that a script uses and pydist does not have. It reads the script and runs nothing."""
+"""Finds the names of PyTorch, Keras and TensorFlow that a script uses and pydist does not have. It reads the script and runs
+nothing."""
 
 import ast
 import importlib
 import os
+import types
 
-from pydist.compat import _ROOTS, _exists, _ours, near
+from pydist.compat import _ROOTS, _exists, near
+
+_CHECKED = {**_ROOTS, "keras": "pydist.keras"}
 
 
 class _Uses(ast.NodeVisitor):
-    """{dotted name of PyTorch: first line}, through imports, aliases and attributes."""
+    """{dotted name of PyTorch, Keras or TensorFlow: first line}, through imports, aliases and attributes."""
 
     def __init__(self):
         self.names, self.aliases = {}, {}
@@ -18,13 +22,13 @@ class _Uses(ast.NodeVisitor):
 
     def visit_Import(self, node):
         for alias in node.names:
-            if alias.name.partition(".")[0] in _ROOTS:
+            if alias.name.partition(".")[0] in _CHECKED:
                 self.use(alias.name, node.lineno)
                 local = alias.asname or alias.name.partition(".")[0]
                 self.aliases[local] = alias.name if alias.asname else local
 
     def visit_ImportFrom(self, node):
-        if node.level or not node.module or node.module.partition(".")[0] not in _ROOTS:
+        if node.level or not node.module or node.module.partition(".")[0] not in _CHECKED:
             return
         for alias in node.names:
             if alias.name == "*":
@@ -63,26 +67,43 @@ class _Uses(ast.NodeVisitor):
             self.generic_visit(node)
 
 
+def _whole(root):
+    """(the module in the place of torch, keras or tensorflow, None), or (None, why there is none)."""
+    ours = _CHECKED[root]
+    if root == "keras":
+        try:
+            return importlib.import_module(ours), None
+        except (ImportError, RuntimeError) as error:
+            return None, f"no keras: {error}"
+    return (importlib.import_module(ours), None) if _exists(ours) else (None, f"no {root}")
+
+
+def _member(obj, name):
+    """An attribute or a submodule. Raises AttributeError."""
+    try:
+        return getattr(obj, name)
+    except AttributeError:
+        if not isinstance(obj, types.ModuleType) or not _exists(f"{obj.__name__}.{name}"):
+            raise
+    return importlib.import_module(f"{obj.__name__}.{name}")
+
+
 def resolve(name):
     """None if pydist has the dotted name; otherwise the missing part, and similar names."""
-    ours = _ours(name)
-    root = _ROOTS[name.partition(".")[0]]
-    if not _exists(root):
-        return f"no {name.partition('.')[0]}"
-    obj, at = importlib.import_module(root), root
-    for part in ours[len(root) + 1 :].split(".") if ours != root else ():
-        inner = f"{at}.{part}"
+    at, *parts = name.split(".")
+    obj, lack = _whole(at)
+    for part in parts if obj is not None else ():
         try:
-            obj = getattr(obj, part)
-        except AttributeError:
-            if not _exists(inner):
-                theirs = name[: len(name) - len(ours) + len(inner)]
-                return f"no {theirs}{near(part, dir(obj))}"
-            obj = importlib.import_module(inner)
-        if isinstance(obj, type) or not hasattr(obj, "__path__") and not hasattr(obj, "__file__"):
+            obj = _member(obj, part)
+        except AttributeError as error:
+            own = str(error).removeprefix("pydist has ")  # the facade's modules say more
+            return own if own.startswith(f"no {at}.{part}") else f"no {at}.{part}{near(part, dir(obj))}"
+        except (ImportError, RuntimeError) as error:
+            return f"no {at}.{part}: {error}"
+        at = f"{at}.{part}"
+        if not isinstance(obj, types.ModuleType):
             break  # a class or a value: its attributes are not checked
-        at = inner
-    return None
+    return lack
 
 
 def missing(path):

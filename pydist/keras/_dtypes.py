@@ -5,7 +5,7 @@ import pydist
 
 
 def _name_dtypes(module):
-    ours = {str(value).rpartition(".")[2]: value for value in vars(pydist).values() if isinstance(value, pydist.dtype)}
+    ours = {repr(value).rpartition(".")[2]: value for value in vars(pydist).values() if isinstance(value, pydist.dtype)}
     module.PYTHON_DTYPES_MAP.update((ours[name], name) for name in module.ALLOWED_DTYPES if name in ours)
 
 

@@ -173,9 +173,8 @@ def _make_functions(trainer):
     def train_one(self):
         """A function of one batch: here a recorded step may take the place of the eager one."""
         steps, plain = steps_of(self), is_plain(self, "train_step", train_step)
-        if steps is None:
-            return self.train_step
-        return lambda data: steps.train(self, data, plain)
+        one = self.train_step if steps is None else lambda data: steps.train(self, data, plain)
+        return pydist.enable_grad()(one)  # beside `import tensorflow` it is off outside tapes
 
     def test_one(self):
         steps = steps_of(self)
