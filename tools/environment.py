@@ -35,6 +35,7 @@ OTHERS = {
         "TORCHELASTIC_MAX_RESTARTS": "what `--max-restarts` says; for scripts",
         "PYDIST_CONTROL": "the launcher's address; set by the launcher, not by you",
         "PYDIST_SECRET_FD": "the descriptor from which a rank reads the job's secret; set by the launcher",
+        "PYDIST_ON_FAILURE": "what `--on-failure` says; keep: Keras' `fit` goes on with the survivors of a death",
         "PYDIST_MEETING": "where the processes of `multiprocessing.spawn` meet; set by it",
         "OMPI_COMM_WORLD_RANK": "Open MPI's RANK; so are the variables below, of Open MPI, MPICH and Slurm",
         "OMPI_COMM_WORLD_SIZE": "Open MPI's WORLD_SIZE",

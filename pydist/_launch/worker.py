@@ -40,7 +40,7 @@ def worker_env(plan, control, secret_fd, columns):
         "MASTER_ADDR": plan.address, "MASTER_PORT": plan.port or free_port(),
         "TORCHELASTIC_RESTART_COUNT": plan.restart, "TORCHELASTIC_MAX_RESTARTS": plan.max_restarts,
         "TORCHELASTIC_RUN_ID": plan.run_id,
-        "PYDIST_CONTROL": control, "PYDIST_SECRET_FD": secret_fd,
+        "PYDIST_CONTROL": control, "PYDIST_SECRET_FD": secret_fd, "PYDIST_ON_FAILURE": plan.on_failure,
     }  # fmt: skip
 
     def of_local(local):

@@ -11,6 +11,7 @@ from array import array
 from pydist import _C
 from pydist.distribute.options import InputContext, InputReplicationMode
 from pydist.distribute.shares import Share, rows_of, share_of
+from pydist.distribute.survival import event
 from pydist.distribute.values import PerReplica
 from pydist.utils._pytree import tree_flatten
 
@@ -78,15 +79,21 @@ class RankZeroDraws:
     """Inside `with draws:`, pydist's generator draws on all ranks what it draws on rank 0. Each rank's own generator goes
     on as if it had drawn as many numbers."""
 
-    def __init__(self, group):
-        self._group, self._key = group, None
+    def __init__(self, strategy):
+        self._strategy, self._key = strategy, None
+
+    def _of_rank_0(self):
+        group = self._strategy._group
+        if group is None:
+            return self._own
+        keys = bytearray(_KEY.size * group.size)
+        group.all_gather(keys, bytearray(_KEY.pack(*self._own)))
+        return _KEY.unpack_from(keys)
 
     def __enter__(self):
         self._own = _C._rng_key()
         if self._key is None:
-            keys = bytearray(_KEY.size * self._group.size)
-            self._group.all_gather(keys, bytearray(_KEY.pack(*self._own)))
-            self._key = _KEY.unpack_from(keys)
+            self._key = event(self._strategy, self._of_rank_0)
         self._begun = self._key[1]
         _C.set_rng_state(self._key)
 
@@ -255,13 +262,12 @@ class DistributedIterator:
     def _agree(self, batches, error):
         """The batches with which this rank takes part in the step; None at the end on all ranks. Raises an error on all
         ranks if one of them has raised or their datasets differ."""
-        group, own = self._strategy._group, self._policy == "OWN"
+        own = self._policy == "OWN"
         rows = sum(rows for _, _, rows in batches) if batches else _FAILED if error is not None else _MISSING
         described = _described(*batches[0][:2]) if batches else ""
         word = zlib.crc32(described.encode())
         checksum = 0 if own or not batches or self._policy == "OFF" else _checksum(batches[0][0], rows)
-        table = array("q", bytes(32 * group.size))
-        group.all_gather(table, array("q", [rows, word, checksum, own]))
+        table = event(self._strategy, lambda: self._compared(array("q", [rows, word, checksum, own])))
         self._rows = all_rows = list(table[0::4])
         if _FAILED in all_rows:
             if error is None:
@@ -275,7 +281,16 @@ class DistributedIterator:
         if not own:
             self._check_same(all_rows, list(table[2::4]))
             return batches
-        return self._filled(batches, len(there) < group.size, there[0])
+        return self._filled(batches, len(there) < len(all_rows), there[0])
+
+    def _compared(self, words):
+        """The words of all ranks."""
+        group = self._strategy._group
+        if group is None:
+            return words
+        table = array("q", bytes(8 * len(words) * group.size))
+        group.all_gather(table, words)
+        return table
 
     def _check_specs(self, described, words):
         if len(words) < 2:

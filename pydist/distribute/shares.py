@@ -1,6 +1,8 @@
 """Which rows of a global batch a replica gets."""
 
-__all__ = ["Share", "bounds", "rows_of", "share_of"]
+from array import array
+
+__all__ = ["Share", "bounds", "counted_share", "rows_of", "share_of"]
 
 
 def bounds(rows, replicas):
@@ -40,3 +42,14 @@ def share_of(rows, strategy):
     local, first = len(strategy._devices), next((r for r, n in enumerate(counts) if n), 0)
     by_rank = [sum(counts[r : r + local]) for r in range(0, len(counts), local)]
     return Share(counts[strategy._first_replica :][:local], rows, len(parts), first, by_rank)
+
+
+def counted_share(rows, group):
+    """The Share of a batch of which each rank knows its own rows only."""
+    local, by_rank = len(rows), [sum(rows)]
+    if group is not None:
+        table = array("q", bytes(8 * group.size))
+        group.all_gather(table, array("q", by_rank))
+        by_rank = list(table)
+    first = next((local * rank for rank, n in enumerate(by_rank) if n), 0)
+    return Share(rows, sum(by_rank), local * len(by_rank), first, by_rank)

@@ -11,6 +11,7 @@ from pydist.distribute.context import caller, here
 from pydist.distribute.options import ValueContext
 from pydist.distribute.reduce import ReduceOp, add, all_reduce, gather_rows, same_kinds, tree_sum
 from pydist.distribute.replica import Crew, Private, ReplicaContext
+from pydist.distribute.survival import Survival, survives
 from pydist.distribute.values import DistributedValues, PerReplica, as_tensor, regroup, select
 from pydist.distribute.variables import Round, Variables
 from pydist.distributed._group import process_group
@@ -69,15 +70,24 @@ class Strategy:
                 "--nproc-per-node "
                 f"{len(self._devices)}`"
             )
-        self._group, self._resolver = group, resolver
-        world, rank = (1, 0) if group is None else (group.size, group.rank)
-        self._first_replica = rank * len(self._devices)
-        self._count = world * len(self._devices)
-        self._context = ReplicaContext(self, self._first_replica)
+        self._resolver = resolver
+        self._join(group)
         self._made, self._variables_made = [], Variables()  # modules and optimizers, by weak references; and variables
         self._known = 0  # how many of both have rank 0's values
         self._share = None  # of the batch on which the replicas make a step
+        self._survival = Survival(self) if group is not None and survives() else None
+        self._followers = weakref.WeakSet()  # objects with a method `rejoin`, for a new group
         self.extended = StrategyExtended(self)
+
+    def _join(self, group):
+        """Makes the ranks of `group` the replicas' processes."""
+        world, rank = (1, 0) if group is None else (group.size, group.rank)
+        self._group = group if world > 1 else None
+        self._first_replica = rank * len(self._devices)
+        self._count = world * len(self._devices)
+        self._context = ReplicaContext(self, self._first_replica)
+        for follower in getattr(self, "_followers", ()):
+            follower.rejoin()
 
     # Scope.
 
@@ -192,17 +202,18 @@ class Strategy:
         versions, changes = [b._version for b in buffers], Round(self, share) if self._count > 1 else None
         before, here.replica = here.replica, self._context
         try:
-            result = body()
+            try:
+                result = body()
+            finally:
+                here.replica = before
+            if changes is not None:
+                changes.end()
+            self._merge_buffers([b for b, version in zip(buffers, versions) if b._version != version])
+            return result
         except BaseException:
             if changes is not None:
                 changes.undo()
             raise
-        finally:
-            here.replica = before
-        if changes is not None:
-            changes.end()
-        self._merge_buffers([b for b, version in zip(buffers, versions) if b._version != version])
-        return result
 
     def _check_values(self, tree):
         def look(leaf):

@@ -20,7 +20,8 @@ class Variables:
     """The variables that were made in a strategy's scope, and how many there were: `count`."""
 
     def __init__(self):
-        self._made, self._agreed, self._optimizers, self.count = [], [], [], 0
+        self._made, self._optimizers, self.count = [], [], 0
+        self._agreed, self._state = [], []  # without those of optimizers; all
 
     def add(self, variable):
         """Adds a variable, which is referenced weakly."""
@@ -49,7 +50,12 @@ class Variables:
     def agree(self):
         """From now on the variables are those that there are now, on all ranks."""
         owned = {id(v) for o in (made() for made in self._optimizers) if o is not None for v in o.variables}
-        self._agreed = [weakref.ref(v) for v in self.all() if id(v) not in owned]
+        self._state = list(map(weakref.ref, self.all()))
+        self._agreed = [made for made in self._state if id(made()) not in owned]
+
+    def state(self):
+        """The tensors of all variables there were at `agree`, in the same order on all ranks; None for one that is gone."""
+        return [None if v is None else v._value for v in (made() for made in self._state)]
 
     def changed_by_replicas(self):
         """Those that a replica may change: neither trained nor an optimizer's. One that was made since `agree` is not among
@@ -69,6 +75,7 @@ class Round:
         self._sums = [v for v in variables if v.aggregation == "sum"]
         self._others = [v for v in variables if v.aggregation != "sum"]
         self._versions = [v._value._version for v in self._others]
+        self._kept = [v._value.data.clone() for v in self._others] if strategy._survival is not None else ()
         self._begin()
 
     @no_grad()
@@ -106,9 +113,11 @@ class Round:
 
     @no_grad()
     def undo(self):
-        """After a failed run: sums are as before."""
+        """After a failed run: sums are as before, and all variables where survivors of a death repeat it."""
         for v, start in zip(self._sums, self._starts) if len(self._locals) == 1 else ():
             v._value.data.copy_(start)
+        for v, kept in zip(self._others, self._kept):
+            v._value.data.copy_(kept)
 
     @no_grad()
     def end(self):

@@ -21,12 +21,12 @@ def _names(tasks, cluster, ranks):
     return ", ".join(f"{job} {i} ({cluster.task_address(job, i)})" for job, i in (tasks[rank] for rank in ranks))
 
 
-def _missing(error, tasks, cluster):
-    """The text of a rendezvous's error with the tasks' names."""
+def _missing(error, tasks, cluster, own):
+    """The text of a rendezvous's error with the tasks' names; `own` is this task's rank."""
     found = re.search(r"(?:for ranks?|found no rank) (\d+(?:, \d+)*)", str(error))
     ranks = [int(n) for n in found[1].split(", ")] if found else []
     names = _names(tasks, cluster, [rank for rank in ranks if rank < len(tasks)])
-    return f"{names} has not come: {error}" if names else str(error)
+    return f"{names} has not come: {error}" if names else f"{_names(tasks, cluster, [own])}: {error}"
 
 
 def join(resolver, patience=None):
@@ -57,7 +57,7 @@ def join(resolver, patience=None):
         process_group.init_at(place, patience=_PATIENCE if patience is None else patience)
     except (_C.CommTimeout, _C.DistError) as error:
         process_group.leave(_LEAVE)
-        raise type(error)(f"MultiWorkerMirroredStrategy: {_missing(error, tasks, cluster)}") from None
+        raise type(error)(f"MultiWorkerMirroredStrategy: {_missing(error, tasks, cluster, rank)}") from None
     return process_group.current()
 
 

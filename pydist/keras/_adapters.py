@@ -59,8 +59,7 @@ class _MySampler:
         self.sampler, self.strategy, self.shares = sampler, strategy, deque()
 
     def __iter__(self):
-        group = self.strategy._group
-        draws = nullcontext() if group is None else RankZeroDraws(group)
+        draws = nullcontext() if self.strategy._group is None else RankZeroDraws(self.strategy)
         batches = iter(self.sampler)
         while True:
             with draws:

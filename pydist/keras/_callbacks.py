@@ -19,6 +19,7 @@ import numpy as np
 from pydist import _C
 from pydist._files import replacing
 from pydist.distribute.context import here
+from pydist.distribute.survival import event
 
 _REDRAW = 0.05  # s between two drawings of the progress bar
 _ENDINGS = (".weights.h5", ".keras", ".h5", ".hdf5")
@@ -42,12 +43,17 @@ _STOPS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_
 
 def agree(model, name):
     """Sets model.NAME on all ranks if it is set on one: ranks that stop at different steps would wait for each other."""
-    group = group_of(model)
-    if group is not None:
+    if group_of(model) is None:
+        return
+
+    def any_rank():
         flag = _C.tensor([float(bool(getattr(model, name, False)))])
-        group.all_reduce(flag, "max", False)
-        if flag.item():
-            setattr(model, name, True)
+        if group_of(model) is not None:
+            group_of(model).all_reduce(flag, "max", False)
+        return flag.item()
+
+    if event(model._distribute_strategy, any_rank):
+        setattr(model, name, True)
 
 
 def _order_calls(module):
@@ -173,7 +179,18 @@ def _checkpoint(module):
 
 
 def _log_csv(module):
-    _only_rank_0(module.CSVLogger, "on_train_begin", "on_epoch_end", "on_train_end")
+    logger = module.CSVLogger
+    plain = logger.on_epoch_end
+
+    @functools.wraps(plain)
+    def on_epoch_end(self, epoch, logs=None):
+        if writes(self.model) and self.csv_file is None:  # the rank that wrote has died
+            self.append = True
+            self.on_train_begin()
+        plain(self, epoch, logs)
+
+    logger.on_epoch_end = on_epoch_end
+    _only_rank_0(logger, "on_train_begin", "on_epoch_end", "on_train_end")
 
 
 def _report(module):

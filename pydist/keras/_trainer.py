@@ -5,6 +5,7 @@ replicas (_adapters.py may have done so), runs `train_step` on each, and combine
 optimizer's step (_replicas.py) or while backward still runs (the reducer), then metrics and logs.
 """
 
+import contextlib
 import functools
 import inspect
 import warnings
@@ -13,6 +14,8 @@ import pydist
 from pydist import _C
 from pydist.distribute.context import default_strategy, get_strategy, here
 from pydist.distribute.reduce import all_reduce, gather_rows, tree_sum
+from pydist.distribute.shares import counted_share
+from pydist.distribute.survival import event
 from pydist.distribute.values import regroup
 from pydist.distributed._group import process_group
 from pydist.keras._adapters import Part, divided
@@ -26,13 +29,8 @@ class Steps:
 
     def __init__(self, strategy):
         self.strategy, self.due = strategy, True
-        self._reducer, self._params = None, ()
-
-    def run(self, step, batch):
-        """(the results by replica of this process, the Part) of `step` on each replica's rows."""
-        part = batch if isinstance(batch, Part) else divided(batch, self.strategy)
-        bodies = [functools.partial(step, data) for data in part.values]
-        return self.strategy._run(bodies, part.share), part
+        self._reducer, self._params = None, frozenset()
+        strategy._followers.add(self)
 
     def begin(self, model):
         """Before the first batch: all ranks take rank 0's variables."""
@@ -43,38 +41,69 @@ class Steps:
             made.add_missing(model.optimizer.variables, model.optimizer)
         made.add_missing([*model.variables, *model.metrics_variables])
         self.strategy._synchronize(again=True)
-        if self.strategy._group is not None:
-            self._make_reducer(model.trainable_variables)
+        if self._params != _ids(model.trainable_variables):
+            self.rejoin()
+
+    def rejoin(self):
+        """The next step makes a new reducer."""
+        self._reducer, self._params = None, frozenset()  # frees the gradients' places in the old buckets
+
+    def run(self, step, part):
+        """The results of `step` on each replica's rows."""
+        return self.strategy._run([functools.partial(step, data) for data in part.values], part.share)
+
+    def _part(self, batch):
+        part = batch if isinstance(batch, Part) else divided(batch, self.strategy)
+        if self.strategy._survival is not None and self.strategy._survival.has_lost:
+            return Part(part.values, counted_share(part.share.rows, self.strategy._group))
+        return part
 
     def test(self, model, batch, plain):
         """The logs of a test_step."""
         self.begin(model)
-        return self.logs(model, *self.run(_step(model, model.test_step, plain), batch))
+        step = _step(model, model.test_step, plain)
+
+        def act():
+            part = self._part(batch)
+            return _detached(self.logs(model, self.run(step, part), part))
+
+        return event(self.strategy, act)
 
     def train(self, model, batch, plain):
         """The logs of a train_step. plain: it is Keras' own, which takes one backward and one step."""
         self.begin(model)
-        step, context, reducer = _step(model, model.train_step, plain), self.strategy._context, self._reducer
-        if reducer is None or not plain or len(self.strategy._devices) > 1:
-            return self.logs(model, *self.run(step, batch))
-        part = batch if isinstance(batch, Part) else divided(batch, self.strategy)
+        step, variables, versions = _step(model, model.train_step, plain), model.trainable_variables, []
+
+        def act():
+            versions[:] = [v._value._version for v in variables]
+            part = self._part(batch)
+            with self._reducing(variables, part) if plain else contextlib.nullcontext():
+                results = self.run(step, part)
+            return _detached(self.logs(model, results, part))
+
+        def is_done():
+            return versions != [v._value._version for v in variables]
+
+        logs = event(self.strategy, act, is_done)
+        return model.get_metrics_result() if logs is None else logs
+
+    @contextlib.contextmanager
+    def _reducing(self, variables, part):
+        """In this block a backward on a rank sums gradients over all ranks, while it runs."""
+        if self.strategy._group is None or len(self.strategy._devices) > 1 or not variables:
+            yield
+            return
+        if self._reducer is None:
+            params, names = [v._value for v in variables], [v.path for v in variables]
+            self._reducer, self._params = _C.Reducer(params, names, self.strategy._group, *_BUCKETS), _ids(variables)
+        context, reducer = self.strategy._context, self._reducer
         reducer.prepare()
         reducer.set_weight(part.share.weight(0))
         context._reduced, reducer.sync = self._params, True
         try:
-            return self.logs(model, *self.run(step, part))
+            yield
         finally:
             context._reduced, reducer.sync = frozenset(), False
-
-    def _make_reducer(self, variables):
-        params = [v._value for v in variables]
-        if frozenset(map(id, params)) == self._params:
-            return
-        self._reducer, self._params = None, frozenset(map(id, params))  # frees the gradients' places in old buckets
-        if params:
-            names = [v.path for v in variables]
-            self._reducer = _C.Reducer(params, names, self.strategy._group, *_BUCKETS)
-            self._reducer.sync = False
 
     def logs(self, model, results, part):
         """One dictionary for all replicas. What a step has returned of a metric becomes the metric's result over all
@@ -95,11 +124,16 @@ class Steps:
     def predict(self, model, batch):
         """The outputs for all rows of the batch, in their order."""
         self.begin(model)
-        results, part = self.run(model.predict_step, batch)
+        part = self._part(batch)
+        results = self.run(model.predict_step, part)
         found = [tree_map(lambda y, n=n: y[:n], result) for result, n in zip(results, part.share.rows)]
         if self.strategy._group is None or part.share.by_rank is None:
             return self.strategy.gather(regroup(found), axis=0)
         return tree_map(lambda *parts: gather_rows(self.strategy._group, _C.cat(parts), part.share.by_rank), *found)
+
+
+def _ids(variables):
+    return frozenset(id(v._value) for v in variables)
 
 
 def _counted(value, share, local):

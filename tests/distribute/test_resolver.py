@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import socket
+import subprocess
+import sys
 import time
 
 import pytest
 
-from pydist import CommTimeout, distribute
+from pydist import CommTimeout, _C, distribute
 from pydist.distribute import cluster_resolver, runner
 from pydist.distribute.cluster_resolver import (
     ClusterSpec,
@@ -86,6 +89,24 @@ def test_a_missing_worker_is_named_at_the_limit(monkeypatch):
         with pytest.raises(CommTimeout, match=re.escape(f"{names} has not come")):
             distribute.MultiWorkerMirroredStrategy(communication_options=options)
         assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize("index, text", [(0, "worker 0 (TAKEN): control: cannot listen on TAKEN: the port is taken"),
+                                         (1, "worker 0 (TAKEN) has not come")])  # fmt: skip
+def test_another_program_at_the_address(index, text):
+    addresses = [address for _, address in _C.interfaces() if ":" not in address and not address.startswith("127.")]
+    if not addresses:
+        pytest.skip("no address but loopback")
+    code = (
+        "from pydist import distribute as d\n"
+        "d.MultiWorkerMirroredStrategy(communication_options=d.experimental.CommunicationOptions(timeout_seconds=0.3))"
+    )
+    with socket.create_server((addresses[0], 0)) as other:
+        taken = f"{addresses[0]}:{other.getsockname()[1]}"
+        task = config({"worker": [taken, f"{addresses[0]}:1"]}, {"type": "worker", "index": index})
+        env = {**os.environ, "TF_CONFIG": task, "PYDIST_INSECURE": "1"}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    assert text.replace("TAKEN", taken) in done.stderr, done.stderr
 
 
 def test_chief_workers_and_evaluator(monkeypatch):
