@@ -18,6 +18,7 @@
 #ifndef PD_COMM_ALGO_H
 #define PD_COMM_ALGO_H
 
+#include "comm/algo/blocks.h"
 #include "comm/algo/cost.h"
 #include "comm/algo/parts.h"
 #include "comm/algo/reduce.h"
@@ -38,7 +39,11 @@ typedef struct pd_job {
     size_t block;        /* direct_sum: bytes to sum before they are copied to the others */
     char *const *memory; /* by rank: slot 0, slot 1, share 0, share 1 */
     char *const *peers;  /* by rank: `from` in the symmetric segment (direct algorithms) */
-    const char **in;     /* room for `size` pointers */
+    const char **in;     /* room for as many pointers as a sum has inputs */
+    const pd_blocks *blocks; /* of logical shards: `from` has the sum of this rank's first block; NULL: a rank has one
+                                input */
+    size_t apart;        /* bytes from the sum of a rank's first block to that of its second one, in from and peers */
+    size_t stride;       /* the same in a slot */
     const pd_part *gives, *takes; /* for parts of different sizes, in the place of from, to and count, by rank: our
                                      part for that rank, and where that rank's part goes */
     const pd_schedule *schedule; /* of the algorithm */
@@ -125,6 +130,19 @@ static inline int64_t pd_part_edge(int64_t n, int parts, int p) {
 }
 static inline int64_t pd_job_edge(const pd_job *j, int64_t n, int r) { return pd_part_edge(n, j->size, r); }
 
+/* How many of a sum's inputs are this rank's. */
+static inline int pd_job_own(const pd_job *j) { return j->blocks ? pd_blocks_of(j->blocks, j->rank) : 1; }
+/* How many inputs a sum has. */
+static inline int pd_job_inputs(const pd_job *j) { return j->blocks ? j->blocks->count : j->size; }
+static inline size_t pd_job_others(const pd_job *j) { return (size_t)(pd_job_inputs(j) - pd_job_own(j)); }
+/* Sets j->in to a sum's inputs: this rank's at `own`, the others' at `at` in their slots. */
+void pd_job_gather(const pd_job *j, int64_t k, const char *own, size_t at);
+/* out = scale * the sum of n elements of j->in, from element `at` on. */
+static inline void pd_job_sum(const pd_job *j, int64_t at, char *out, int64_t n) {
+    pd_reduce_tree(j->dtype, j->reduce, pd_job_inputs(j), j->blocks ? j->blocks->split : NULL, j->in, at, out, n,
+                   j->scale);
+}
+
 static inline bool pd_job_takes(const pd_job *j, int rank) { return j->root < 0 || j->root == rank; }
 /* How many pieces n elements have. */
 static inline int64_t pd_pieces_of(const pd_job *j, int64_t n) {
@@ -135,6 +153,7 @@ static inline int64_t pd_pieces_of(const pd_job *j, int64_t n) {
 static inline int64_t pd_plan_pieces(const pd_algo *a, pd_job *j, size_t bytes, int64_t count) {
     pd_dtype kept = a->steps ? pd_reduce_partial(j->dtype) : j->dtype;
     int places = a->places == PD_PLACE_ALL ? j->size : a->places == PD_PLACE_OTHERS ? j->size - 1 : 1;
+    if (j->blocks) places *= j->blocks->parts;
     j->piece = (int64_t)(bytes / pd_dtype_size(kept));
     if (places > 1) j->piece /= places;
     if (j->piece >= 64) j->piece &= ~(int64_t)63; /* whole cache lines */

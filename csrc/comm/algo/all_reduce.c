@@ -3,14 +3,31 @@
 
 #define TILE 16384  /* bytes that are summed, then copied, while they are in the first-level cache */
 
+void pd_job_gather(const pd_job *j, int64_t k, const char *own, size_t at) {
+    for (int r = 0; !j->blocks && r < j->size; r++) j->in[r] = r == j->rank ? own : pd_job_slot(j, r, k) + at;
+    for (int i = 0; j->blocks && i < j->blocks->count; i++) {
+        const pd_shard_block *b = &j->blocks->of[i];
+        size_t part = (size_t)b->part;
+        j->in[i] = b->rank == j->rank ? own + part * j->apart : pd_job_slot(j, b->rank, k) + part * j->stride + at;
+    }
+}
+
+/* Sets j->in to the inputs where they are in the ranks' memory. */
+static void gather_in_place(const pd_job *j) {
+    for (int r = 0; !j->blocks && r < j->size; r++) j->in[r] = j->peers[r];
+    for (int i = 0; j->blocks && i < j->blocks->count; i++) {
+        const pd_shard_block *b = &j->blocks->of[i];
+        j->in[i] = j->peers[b->rank] + (size_t)b->part * j->apart;
+    }
+}
+
 /* ---- gather_sum: everybody puts all, everybody sums all ---------------------------------------------------------- */
 
 static void sum_all(const pd_job *j, int64_t k) {
     if (!pd_job_takes(j, j->rank)) return;
-    for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? j->from + pd_job_at(j, k) : pd_job_slot(j, r, k);
-    char *to = j->to + pd_job_at(j, k);
-    pd_count_read(j, pd_job_bytes(j, pd_job_count(j, k)) * (size_t)(j->size - 1));
-    pd_reduce_run(j->dtype, j->reduce, j->size, j->in, 0, to, pd_job_count(j, k), j->scale);
+    pd_job_gather(j, k, j->from + pd_job_at(j, k), 0);
+    pd_count_read(j, pd_job_bytes(j, pd_job_count(j, k)) * pd_job_others(j));
+    pd_job_sum(j, 0, j->to + pd_job_at(j, k), pd_job_count(j, k));
 }
 
 const pd_algo pd_algo_gather_sum = {.name = "gather_sum", .depth = 1, .put = pd_job_put_all, .take = sum_all,
@@ -29,13 +46,13 @@ static void sum_own(const pd_job *j, int64_t k) {
     int64_t tile = TILE / (int64_t)pd_dtype_size(j->dtype);
     bool takes = pd_job_takes(j, j->rank);
     char *to = j->to + pd_job_at(j, k), *share = pd_job_share(j, j->rank, k);
-    pd_count_read(j, pd_job_bytes(j, hi - lo) * (size_t)(j->size - 1));
+    pd_count_read(j, pd_job_bytes(j, hi - lo) * pd_job_others(j));
     pd_count_wrote(j, pd_job_bytes(j, hi - lo));
-    for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? j->from + pd_job_at(j, k) : pd_job_slot(j, r, k);
+    pd_job_gather(j, k, j->from + pd_job_at(j, k), 0);
     for (int64_t at = lo; at < hi; at += tile) {
         int64_t n = hi - at < tile ? hi - at : tile;
         char *sum = share + pd_job_bytes(j, at - lo);
-        pd_reduce_run(j->dtype, j->reduce, j->size, j->in, at, sum, n, j->scale);
+        pd_job_sum(j, at, sum, n);
         if (takes) memcpy(to + pd_job_bytes(j, at), sum, pd_job_bytes(j, n));
     }
 }
@@ -72,14 +89,14 @@ static void sum_back(const pd_job *j, int64_t k) {
     int64_t tile = TILE / (int64_t)pd_dtype_size(j->dtype);
     char *own = j->to + pd_job_at(j, k);
     size_t readers = (size_t)(j->root < 0 ? j->size - 1 : j->rank != j->root);
-    pd_count_read(j, pd_job_bytes(j, hi - lo) * (size_t)(j->size - 1));
+    pd_count_read(j, pd_job_bytes(j, hi - lo) * pd_job_others(j));
     pd_count_wrote(j, pd_job_bytes(j, hi - lo) * readers);
-    for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? j->from + pd_job_at(j, k) : pd_job_slot(j, r, k);
+    pd_job_gather(j, k, j->from + pd_job_at(j, k), 0);
     for (int64_t at = lo; at < hi; at += tile) {
         int64_t n = hi - at < tile ? hi - at : tile;
         size_t begin = pd_job_bytes(j, at), bytes = pd_job_bytes(j, n);
         char *sum = (pd_job_takes(j, j->rank) ? own : pd_job_slot(j, j->root, k)) + begin;
-        pd_reduce_run(j->dtype, j->reduce, j->size, j->in, at, sum, n, j->scale);
+        pd_job_sum(j, at, sum, n);
         for (int r = 0; j->root < 0 && r < j->size; r++)
             if (r != j->rank) memcpy(pd_job_slot(j, r, k) + begin, sum, bytes);
     }
@@ -106,13 +123,13 @@ static void sum_in_place(const pd_job *j, int64_t k) {
     (void)k;
     int64_t lo = pd_job_edge(j, j->count, j->rank), hi = pd_job_edge(j, j->count, j->rank + 1);
     int64_t block = (int64_t)(j->block / pd_dtype_size(j->dtype));
-    pd_count_read(j, pd_job_bytes(j, hi - lo) * (size_t)(j->size - 1));
+    pd_count_read(j, pd_job_bytes(j, hi - lo) * pd_job_others(j));
     pd_count_wrote(j, pd_job_bytes(j, hi - lo) * (size_t)(j->size - 1));
-    for (int r = 0; r < j->size; r++) j->in[r] = j->peers[r];
+    gather_in_place(j);
     for (int64_t at = lo; at < hi; at += block) {
         int64_t n = hi - at < block ? hi - at : block;
         char *own = j->to + pd_job_bytes(j, at);
-        pd_reduce_run(j->dtype, j->reduce, j->size, j->in, at, own, n, j->scale);
+        pd_job_sum(j, at, own, n);
         for (int d = 1; d < j->size; d++)
             memcpy(j->peers[(j->rank + d) % j->size] + pd_job_bytes(j, at), own, pd_job_bytes(j, n));
     }
@@ -127,9 +144,9 @@ static void sum_parts(const pd_job *j, int64_t k) {
     int64_t n = pd_job_count(j, k);
     size_t at = pd_job_at(j, k), part = (size_t)j->rank * pd_job_bytes(j, n);
     const char *own = j->from + (size_t)j->rank * pd_job_bytes(j, j->count) + at;
-    for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? own : pd_job_slot(j, r, k) + part;
-    pd_count_read(j, pd_job_bytes(j, n) * (size_t)(j->size - 1));
-    pd_reduce_run(j->dtype, j->reduce, j->size, j->in, 0, j->to + at, n, j->scale);
+    pd_job_gather(j, k, own, part);
+    pd_count_read(j, pd_job_bytes(j, n) * pd_job_others(j));
+    pd_job_sum(j, 0, j->to + at, n);
 }
 
 const pd_algo pd_algo_reduce_scatter = {
@@ -139,9 +156,9 @@ const pd_algo pd_algo_reduce_scatter = {
 
 static void sum_parts_in_place(const pd_job *j, int64_t k) {
     (void)k;
-    for (int r = 0; r < j->size; r++) j->in[r] = j->peers[r];
-    pd_count_read(j, pd_job_bytes(j, j->count) * (size_t)(j->size - 1));
-    pd_reduce_run(j->dtype, j->reduce, j->size, j->in, j->rank * j->count, j->to, j->count, j->scale);
+    gather_in_place(j);
+    pd_count_read(j, pd_job_bytes(j, j->count) * pd_job_others(j));
+    pd_job_sum(j, j->rank * j->count, j->to, j->count);
 }
 
 const pd_algo pd_algo_direct_reduce_scatter = {

@@ -63,41 +63,41 @@ static void read_of(const pd_job *j, int64_t bytes, pd_cost *c) { c->read[j->mes
 
 void pd_cost_all_to_takers(const pd_job *j, int64_t k, pd_cost *c) {
     int64_t n = piece_bytes(j, k);
-    write_to(j, n, takers(j), c);
-    if (pd_job_takes(j, j->rank)) read_of(j, n * (j->size - 1), c);
+    write_to(j, n * pd_job_own(j), takers(j), c);
+    if (pd_job_takes(j, j->rank)) read_of(j, n * (int64_t)pd_job_others(j), c);
 }
 
 void pd_cost_scatter_gather(const pd_job *j, int64_t k, pd_cost *c) {
     int64_t n = piece_bytes(j, k), own = own_bytes(j, k);
-    write_to(j, n - own, 1, c);
+    write_to(j, (n - own) * pd_job_own(j), 1, c);
     if (j->messages) write_to(j, own, takers(j), c);
     else c->wrote[PD_LEVEL_MEMORY] += own; /* into its share, even if only this rank reads it */
-    read_of(j, own * (j->size - 1), c);
+    read_of(j, own * (int64_t)pd_job_others(j), c);
     if (pd_job_takes(j, j->rank)) read_of(j, n - own, c);
 }
 
 void pd_cost_slot_sum(const pd_job *j, int64_t k, pd_cost *c) {
     int64_t n = piece_bytes(j, k), own = own_bytes(j, k);
-    c->wrote[PD_LEVEL_MEMORY] += n - own + own * takers(j);
-    c->read[PD_LEVEL_MEMORY] += own * (j->size - 1) + (pd_job_takes(j, j->rank) ? n - own : 0);
+    c->wrote[PD_LEVEL_MEMORY] += (n - own) * pd_job_own(j) + own * takers(j);
+    c->read[PD_LEVEL_MEMORY] += own * (int64_t)pd_job_others(j) + (pd_job_takes(j, j->rank) ? n - own : 0);
 }
 
 void pd_cost_direct_sum(const pd_job *j, int64_t k, pd_cost *c) {
     (void)k;
     int64_t lo = pd_job_edge(j, j->count, j->rank), hi = pd_job_edge(j, j->count, j->rank + 1);
     c->wrote[PD_LEVEL_MEMORY] += (int64_t)pd_job_bytes(j, hi - lo) * (j->size - 1);
-    c->read[PD_LEVEL_MEMORY] += (int64_t)pd_job_bytes(j, hi - lo) * (j->size - 1);
+    c->read[PD_LEVEL_MEMORY] += (int64_t)(pd_job_bytes(j, hi - lo) * pd_job_others(j));
 }
 
 void pd_cost_each_to_each(const pd_job *j, int64_t k, pd_cost *c) {
-    int64_t others = piece_bytes(j, k) * (j->size - 1);
-    write_to(j, others, 1, c);
-    read_of(j, others, c);
+    int64_t n = piece_bytes(j, k);
+    write_to(j, n * (j->size - 1) * pd_job_own(j), 1, c);
+    read_of(j, n * (int64_t)pd_job_others(j), c);
 }
 
 void pd_cost_direct_reduce_scatter(const pd_job *j, int64_t k, pd_cost *c) {
     (void)k;
-    c->read[PD_LEVEL_MEMORY] += (int64_t)pd_job_bytes(j, j->count) * (j->size - 1);
+    c->read[PD_LEVEL_MEMORY] += (int64_t)(pd_job_bytes(j, j->count) * pd_job_others(j));
 }
 
 void pd_cost_broadcast(const pd_job *j, int64_t k, pd_cost *c) {
@@ -178,9 +178,12 @@ void pd_cost_schedule(const pd_job *j, int64_t k, pd_cost *c) {
 void pd_cost_hierarchical(const pd_job *j, int64_t k, pd_cost *c) {
     int own = j->rank % j->local, hosts = j->size / j->local;
     int64_t n = range_bytes(j, k, 1, 0, 1), part = range_bytes(j, k, j->local, own, own + 1);
+    int64_t near = j->local;
+    if (j->blocks) near = 0;
+    for (int l = 0; j->blocks && l < j->local; l++) near += pd_blocks_of(j->blocks, j->rank - j->rank % j->local + l);
     /* Its input, then its part of the host's sum and of the sum of all hosts. */
-    c->wrote[PD_LEVEL_MEMORY] += n + 2 * part;
-    c->read[PD_LEVEL_MEMORY] += part * (j->local - 1) + (pd_job_takes(j, j->rank) ? n - part : 0);
+    c->wrote[PD_LEVEL_MEMORY] += n * pd_job_own(j) + 2 * part;
+    c->read[PD_LEVEL_MEMORY] += part * (near - pd_job_own(j)) + (pd_job_takes(j, j->rank) ? n - part : 0);
     c->wrote[PD_LEVEL_MESSAGES] += part * (hosts - 1);
     c->read[PD_LEVEL_MESSAGES] += part * (hosts - 1);
 }

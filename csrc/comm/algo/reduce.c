@@ -72,29 +72,24 @@ static const loops *const tables[PD_ISA_COUNT] = {
 #endif
 
 typedef struct plan {
-    const loops *loops;
     pair_fn leaves, mixed, partials;
     const char *const *in;
-    size_t element;
 } plan;
 
 /* Computes T(lo, hi) of the inputs at byte `at`, as partial results. Only the last pair writes `out`, which may be an
-   input. */
-static void tree(const plan *p, int lo, int hi, size_t at, int64_t n, char *out, char (*tiles)[TILE * 8]) {
+   input. split: the tree (reduce.h), or NULL: the one of so many ranks. */
+static void tree(const plan *p, int lo, int hi, const int16_t *split, size_t at, int64_t n, char *out,
+                 char (*tiles)[TILE * 8]) {
     int half = 1;
     while (half * 2 < hi - lo) half *= 2;
-    int mid = lo + half;
-    if (hi - lo == 2) {
-        p->leaves(p->in[lo] + at, p->in[mid] + at, out, n);
-        return;
-    }
-    tree(p, lo, mid, at, n, tiles[0], tiles + 1);
-    if (hi - mid == 1) {
-        p->mixed(tiles[0], p->in[mid] + at, out, n);
-        return;
-    }
-    tree(p, mid, hi, at, n, tiles[1], tiles + 2);
-    p->partials(tiles[0], tiles[1], out, n);
+    const int mid = lo + (split ? *split : half);
+    const char *left = tiles[0], *right = tiles[1];
+    pair_fn add = p->partials;
+    if (mid - lo > 1) tree(p, lo, mid, split ? split + 1 : NULL, at, n, tiles[0], tiles + 1);
+    else left = p->in[lo] + at;
+    if (hi - mid > 1) tree(p, mid, hi, split ? split + (mid - lo) : NULL, at, n, tiles[1], tiles + 2);
+    else right = p->in[mid] + at, add = mid - lo > 1 ? p->mixed : p->leaves;
+    add(left, right, out, n);
 }
 
 pd_status pd_reduce_check(const char *name, pd_dtype dtype, pd_reduce op, double scale) {
@@ -112,18 +107,19 @@ pd_status pd_reduce_check(const char *name, pd_dtype dtype, pd_reduce op, double
     return PD_OK;
 }
 
-void pd_reduce_run(pd_dtype dtype, pd_reduce op, int size, const char *const *in, int64_t at, char *out, int64_t count,
-                   double scale) {
+void pd_reduce_tree(pd_dtype dtype, pd_reduce op, int size, const int16_t *split, const char *const *in, int64_t at,
+                    char *out, int64_t count, double scale) {
     const loops *l = &tables[pd_cpu_isa()][dtype];
-    plan p = {l, l->pairs[op].leaves, l->pairs[op].mixed, l->pairs[op].partials, in, pd_dtype_size(dtype)};
+    plan p = {l->pairs[op].leaves, l->pairs[op].mixed, l->pairs[op].partials, in};
+    const size_t element = pd_dtype_size(dtype);
     _Alignas(64) char tiles[DEPTH + 1][TILE * 8];
     for (int64_t done = 0; done < count; done += TILE) {
         int64_t n = count - done < TILE ? count - done : TILE;
-        size_t from = (size_t)(at + done) * p.element;
-        char *to = out + (size_t)done * p.element, *sum = l->widen ? tiles[0] : to;
-        if (size > 1) tree(&p, 0, size, from, n, sum, tiles + 1);
+        size_t from = (size_t)(at + done) * element;
+        char *to = out + (size_t)done * element, *sum = l->widen ? tiles[0] : to;
+        if (size > 1) tree(&p, 0, size, split, from, n, sum, tiles + 1);
         else if (l->widen) l->widen(in[0] + from, sum, n);
-        else memmove(sum, in[0] + from, (size_t)n * p.element);
+        else memmove(sum, in[0] + from, (size_t)n * element);
         if (l->widen || scale != 1) l->last(sum, to, n, scale);
     }
 }

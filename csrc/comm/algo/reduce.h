@@ -15,9 +15,15 @@
 pd_status pd_reduce_check(const char *name, pd_dtype dtype, pd_reduce op, double scale);
 
 /* out[i] = scale * T(in[0][at + i], ..., in[size - 1][at + i]) for i < count. `out` may be one of the inputs at `at`
-   itself. AVG and PREMUL_SUM are SUM here: the caller puts 1/size into the scale, or has multiplied its input. */
-void pd_reduce_run(pd_dtype dtype, pd_reduce op, int size, const char *const *in, int64_t at, char *out, int64_t count,
-                   double scale);
+   itself. AVG and PREMUL_SUM are SUM here: the caller puts 1/size into the scale, or has multiplied its input.
+   split NULL: the tree above. Else another one, for a dtype whose sums are not wider: for each of its size - 1 inner
+   nodes, in preorder, how many inputs its left side has. */
+void pd_reduce_tree(pd_dtype dtype, pd_reduce op, int size, const int16_t *split, const char *const *in, int64_t at,
+                    char *out, int64_t count, double scale);
+static inline void pd_reduce_run(pd_dtype dtype, pd_reduce op, int size, const char *const *in, int64_t at, char *out,
+                                 int64_t count, double scale) {
+    pd_reduce_tree(dtype, op, size, NULL, in, at, out, count, scale);
+}
 
 /* The dtype of sums before they are rounded: float32 for the 16-bit types, else the dtype itself. */
 pd_dtype pd_reduce_partial(pd_dtype dtype);

@@ -76,8 +76,33 @@ static int first_near(const pd_job *j) { return j->rank - j->rank % j->local; }
 static int near_steps(const pd_job *j) { return (void)j, 3; }
 
 static void near_load(const pd_job *j, int64_t k) {
-    load_into(j, k, near_slot(j, j->rank, k));
-    pd_count_near(j, kept_bytes(j, pd_job_count(j, k)), 0);
+    pd_job part = *j;
+    for (int i = 0; i < pd_job_own(j); i++) {
+        load_into(&part, k, near_slot(j, j->rank, k) + (size_t)i * j->stride);
+        part.from += j->apart;
+        pd_count_near(j, kept_bytes(j, pd_job_count(j, k)), 0);
+    }
+}
+
+/* Sums the ranks of this host, at byte `at` of their slots, into `out`. */
+static void near_sum(const pd_job *j, int64_t k, size_t at, char *out, int64_t n) {
+    int inputs = j->local, first = 0;
+    const int16_t *split = NULL;
+    const int shards = j->blocks ? j->blocks->shards / (j->size / j->local) : 0;
+    if (j->blocks) pd_blocks_inside(j->blocks, first_near(j) / j->local * shards, shards, &first, &inputs, &split);
+    for (int i = 0; i < inputs; i++) {
+        const pd_shard_block *b = j->blocks ? &j->blocks->of[first + i] : NULL;
+        j->in[i] = near_slot(j, b ? b->rank : first_near(j) + i, k) + (b ? (size_t)b->part * j->stride : 0) + at;
+    }
+    pd_reduce_tree(pd_reduce_partial(j->dtype), j->reduce, inputs, split, j->in, 0, out, n, 1);
+}
+
+/* How many blocks the other ranks of this host have. */
+static size_t near_others(const pd_job *j) {
+    int n = 0;
+    for (int l = 0; l < j->local; l++)
+        n += j->blocks ? pd_blocks_of(j->blocks, first_near(j) + l) : 1;
+    return (size_t)(n - pd_job_own(j));
 }
 
 static void near_run(const pd_job *j, int64_t k, int s) {
@@ -85,16 +110,15 @@ static void near_run(const pd_job *j, int64_t k, int s) {
     range r = range_of(j, k, j->local, own, own + 1);
     char *slot = near_slot(j, j->rank, k);
     size_t bytes = kept_bytes(j, r.n), all = kept_bytes(j, pd_job_count(j, k));
-    if (s == 0) pd_count_near(j, bytes, bytes * (size_t)(j->local - 1));
+    if (s == 0) pd_count_near(j, bytes, bytes * near_others(j));
     if (s == 1) pd_count_near(j, bytes, 0), pd_count_read(j, bytes * (size_t)(hosts - 1));
     if (s == 2 && pd_job_takes(j, j->rank)) pd_count_near(j, 0, all - bytes);
-    for (int l = 0; s == 0 && l < j->local; l++) j->in[l] = near_slot(j, first_near(j) + l, k) + r.at;
+    if (s == 0) near_sum(j, k, r.at, slot + r.at, r.n);
     for (int h = 0; s == 1 && h < hosts; h++) {
         int rank = h * j->local + own;
         j->in[h] = (rank == j->rank ? slot : pd_job_slot(j, rank, k)) + r.at;
     }
-    if (s < 2)
-        pd_reduce_run(pd_reduce_partial(j->dtype), j->reduce, s ? hosts : j->local, j->in, 0, slot + r.at, r.n, 1);
+    if (s == 1) pd_reduce_run(pd_reduce_partial(j->dtype), j->reduce, hosts, j->in, 0, slot + r.at, r.n, 1);
     for (int l = 0; s == 2 && l < j->local; l++)
         store(j, k, near_slot(j, first_near(j) + l, k), range_of(j, k, j->local, l, l + 1));
 }

@@ -60,6 +60,45 @@ pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dt
     return reduction(g, PD_COLL_ALL_REDUCE, buf, buf, count, dtype, op, scale, 0, site, work);
 }
 
+/* A sum over blocks of logical shards. */
+static pd_status sum_of_blocks(pd_group *g, pd_collective coll, const void *in, void *out, size_t apart, int64_t count,
+                               pd_dtype dtype, pd_blocks *b, double scale, uint64_t site, pd_work **work) {
+    const char *op = pd_collective_names[coll];
+    PD_TRY(check_data(op, count, dtype));
+    if (dtype != PD_F32 && dtype != PD_F64)
+        return pd_fail(PD_E_DTYPE, "%s: sums of logical shards are %s (expected float32 or float64)", op,
+                       pd_dtype_name(dtype));
+    if (b->ranks != g->size)
+        return pd_fail(PD_E_VALUE, "%s: the logical shards are dealt out to %d ranks (expected the group's %d)", op,
+                       b->ranks, g->size);
+    if (g->fast)
+        return pd_fail(PD_E_VALUE,
+                       "%s: the group has order=\"fast\", in which sums have other bits for other numbers of ranks "
+                       "(expected order=\"fixed\" with logical shards)", op);
+    pd_work w = work_of(g, coll, dtype, count, in, out, site);
+    with_device(&w);
+    if (w.device && g->size > 1)
+        return pd_fail(PD_E_NOTIMPL, "%s: logical shards on %s (expected the CPU: NCCL has no fixed order yet)", op,
+                       w.device->name);
+    with_reduce(&w, PD_REDUCE_SUM, scale);
+    w.blocks = b;
+    w.job.blocks = b;
+    w.job.apart = b->parts > 1 ? apart : 0;
+    w.id.root = b->hash;
+    w.sizes = w.job.apart;
+    return pd_group_submit(&w, work);
+}
+
+pd_status pd_group_all_reduce_blocks(pd_group *g, void *buf, size_t apart, int64_t count, pd_dtype dtype, pd_blocks *b,
+                                     double scale, uint64_t site, pd_work **work) {
+    return sum_of_blocks(g, PD_COLL_ALL_REDUCE, buf, buf, apart, count, dtype, b, scale, site, work);
+}
+
+pd_status pd_group_reduce_scatter_blocks(pd_group *g, const void *in, size_t apart, void *out, int64_t count,
+                                         pd_dtype dtype, pd_blocks *b, double scale, uint64_t site, pd_work **work) {
+    return sum_of_blocks(g, PD_COLL_REDUCE_SCATTER, in, out, apart, count, dtype, b, scale, site, work);
+}
+
 pd_status pd_group_all_reduce_narrow(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_work **work) {
     pd_work w = work_of(g, PD_COLL_ALL_REDUCE, dtype, count, buf, buf, 0);
     PD_TRY(check_data("all_reduce", count, dtype));

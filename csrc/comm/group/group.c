@@ -105,7 +105,7 @@ static pd_status allocate(pd_group *g) {
     PD_TRY(pd_calloc(n * sizeof *g->peers, "group", &g->peers));
     PD_TRY(pd_calloc(n * sizeof *g->peeks, "group", &g->peeks));
     PD_TRY(pd_os_random(&g->word, sizeof g->word));
-    return pd_calloc(n * sizeof *g->in, "group", &g->in);
+    return pd_calloc(PD_BLOCKS_OF_RANK * n * sizeof *g->in, "group", &g->in);
 }
 
 static void detach_parts(pd_group *g) {

@@ -20,6 +20,7 @@
 #ifndef PD_COMM_GROUP_H
 #define PD_COMM_GROUP_H
 
+#include "comm/algo/blocks.h"
 #include "comm/algo/cost.h"
 #include "comm/algo/parts.h"
 #include "comm/link/identity.h"
@@ -81,6 +82,15 @@ pd_status pd_group_check(pd_group *g);             /* PD_OK, or the error that e
    n(W-1)/W. */
 pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, double scale,
                               uint64_t site, pd_work **work);
+/* The same sum over logical shards, dealt out to the ranks as the table says (algo/blocks.h): a rank has the sums of
+   its blocks, in float32 or float64, the first one in buf, a second one `apart` bytes behind it. A rank without a
+   block only gets the result. All ranks give the same table and distance. The bits are those of a tree over the
+   shards, whatever the table. Cost: that of all_reduce, with the bytes of as many inputs as the rank has blocks. */
+pd_status pd_group_all_reduce_blocks(pd_group *g, void *buf, size_t apart, int64_t count, pd_dtype dtype, pd_blocks *b,
+                                     double scale, uint64_t site, pd_work **work);
+/* reduce_scatter in the same way: each block's sum has size * count elements. */
+pd_status pd_group_reduce_scatter_blocks(pd_group *g, const void *in, size_t apart, void *out, int64_t count,
+                                         pd_dtype dtype, pd_blocks *b, double scale, uint64_t site, pd_work **work);
 /* The sum over ranks. On a GPU NCCL may round sums of 16-bit elements at each step, as with order="fast", which halves
    the bytes. */
 pd_status pd_group_all_reduce_narrow(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_work **work);

@@ -93,6 +93,7 @@ struct pd_work {
     pd_job job;
     const pd_algo *algo;
     pd_segment *segment; /* [strong] the segment in which the data are, or NULL */
+    pd_blocks *blocks;   /* [strong] the job's, or NULL */
     bool direct;         /* the data are large enough to use the segment */
     bool not_put;        /* piece 0 is put if the ranks do not agree to read the data where they are */
     uint64_t site, hash;

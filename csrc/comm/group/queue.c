@@ -100,6 +100,7 @@ static pd_status run_queued(pd_group *g, pd_work *like, pd_work **out) {
     atomic_init(&w->refs, 2); /* the queue's and the caller's */
     pd_group_retain(g);
     if (w->segment) pd_segment_retain(w->segment);
+    if (w->blocks) pd_blocks_retain(w->blocks);
     *g->last = w;
     g->last = &w->next;
     bool later = out && !w->captured; /* a capture may end before the wait */
@@ -124,6 +125,7 @@ static pd_status run_alone(pd_group *g, pd_work *like, pd_work **out) {
     if (!out) return PD_OK;
     *w = *like;
     w->segment = NULL;
+    w->blocks = NULL;
     w->parts = NULL;
     atomic_init(&w->refs, 1);
     atomic_init(&w->state, PD_WORK_DONE);
@@ -152,7 +154,7 @@ pd_status pd_group_submit(pd_work *w, pd_work **out) {
     if (g->size == 1) return run_alone(g, w, out);
     if (w->device) PD_TRY(pd_mover_check(g, pd_collective_names[w->id.coll]));
     size_t bytes = pd_job_bytes(&w->job, w->job.count) * (w->id.coll == PD_COLL_REDUCE_SCATTER ? (size_t)g->size : 1);
-    if (can_be_direct(g, w, bytes)) w->segment = pd_segment_of(g, w->job.from, bytes);
+    if (can_be_direct(g, w, bytes)) w->segment = pd_segment_of(g, w->job.from, bytes + w->job.apart);
     pd_status status = pd_group_enter(g);
     if (status) {
         pd_segment_release(w->segment);
@@ -218,6 +220,7 @@ void pd_work_release(pd_work *w) {
     if (!w || atomic_fetch_sub_explicit(&w->refs, 1, memory_order_acq_rel) > 1) return;
     pd_group *g = w->group;
     pd_segment_release(w->segment);
+    pd_blocks_release(w->blocks);
     if (w->launch) w->mover->release(w);
     pd_free(w->parts);
     pd_free(w);

@@ -13,7 +13,9 @@ static void plan(pd_group *g, pd_work *w) {
     size_t bytes = (size_t)j->count * pd_dtype_size(j->dtype);
     size_t piece = g->slot < (size_t)g->tuning.piece ? g->slot : (size_t)g->tuning.piece;
     bool sums = w->id.coll == PD_COLL_ALL_REDUCE || w->id.coll == PD_COLL_REDUCE;
-    w->algo = pd_plan_pick(w->id.coll, &g->tuning, g->forced, g->fast, g->local > 1, bytes);
+    bool hosts = g->local > 1 && (!j->blocks || j->blocks->hosts == g->size / g->local);
+    w->algo = pd_plan_pick(w->id.coll, &g->tuning, hosts || g->forced != &pd_algo_hierarchical ? g->forced : NULL,
+                           g->fast, hosts, bytes);
     if (sums && goes_outside(g, j, &piece)) w->algo = &pd_algo_outside;
     if (w->device) return; /* a mover's work uses only the board and has no pieces */
     w->direct = w->segment != NULL;
@@ -31,6 +33,7 @@ static void plan(pd_group *g, pd_work *w) {
     j->counted = &g->counted;
     j->block = (size_t)g->tuning.block;
     w->pieces = pd_plan_pieces(w->algo, j, piece, w->parts ? w->largest : j->count);
+    if (j->blocks) j->stride = g->slot / (size_t)j->blocks->parts & ~(size_t)63;
 }
 
 /* Sends a peer the bytes of ours that it will read; `at`: where it will look for them. */
@@ -67,28 +70,38 @@ static void near_acquire(pd_group *g) {
 }
 
 /* Copies our data to where the peers read it; what is the same for all of them is copied once. */
+static void put_into(pd_group *g, const pd_algo *a, const pd_job *j, int64_t k, char *slot) {
+    pd_span last = {0};
+    if (g->mesh) {
+        send_spans(g, a->put, j, k, slot);
+        return;
+    }
+    for (int r = 0; r < j->size; r++) {
+        if (r == j->rank) continue;
+        pd_span s = a->put(j, k, r);
+        if (!s.bytes || (s.data == last.data && s.at == last.at)) continue;
+        memcpy(slot + s.at, s.data, s.bytes);
+        pd_count_wrote(j, s.bytes);
+        last = s;
+    }
+}
+
 static void put(pd_group *g, const pd_work *w, int64_t k) {
     const pd_job *j = &w->job;
     char *slot = pd_job_slot(j, j->rank, k);
-    pd_span last = {0};
     if (w->algo->steps) {
         w->algo->load(j, k);
         near_release(g);
         offer(g, w, k, 0);
         return;
     }
-    if (g->mesh) {
-        send_spans(g, w->algo->put, j, k, slot);
+    if (!j->blocks) {
+        put_into(g, w->algo, j, k, slot);
         return;
     }
-    for (int r = 0; r < j->size; r++) {
-        if (r == j->rank) continue;
-        pd_span s = w->algo->put(j, k, r);
-        if (!s.bytes || (s.data == last.data && s.at == last.at)) continue;
-        memcpy(slot + s.at, s.data, s.bytes);
-        pd_count_wrote(j, s.bytes);
-        last = s;
-    }
+    pd_job part = *j;
+    for (int i = 0; i < pd_job_own(j); i++, part.from += j->apart)
+        put_into(g, w->algo, &part, k, slot + (size_t)i * j->stride);
 }
 
 static void open_gate(pd_group *g, pd_work *w, bool at_board, uint32_t target) {
@@ -140,6 +153,7 @@ static pd_status meet(pd_group *g, pd_work *w, bool *again) {
     uint32_t parity = w->seq & 1;
     size_t bytes = pd_job_bytes(&w->job, w->job.count);
     if (w->id.coll == PD_COLL_REDUCE_SCATTER) bytes *= (size_t)g->size;
+    bytes += w->job.apart;
     for (int r = 0; r < g->size; r++) {
         const pd_line *l = &g->boards[r]->line[parity];
         if (__builtin_expect(l->hash != w->hash, 0) && g->check) return pd_group_mismatch(g, w);

@@ -36,15 +36,17 @@ int pd_identity_text(const pd_identity *id, char *text, size_t size) {
     const char *dtype = id->dtype < PD_DTYPE_COUNT ? pd_dtype_name((pd_dtype)id->dtype) : "?";
     const char *reduce = id->reduce < PD_REDUCE_COUNT ? pd_reduce_names[id->reduce] : "?";
     long long count = (long long)id->count;
-    char more[64] = "";
+    char more[96] = "";
+    int n;
     switch (id->coll) {
     case PD_COLL_BARRIER: return snprintf(text, size, "%s()", name);
     case PD_COLL_SEGMENT: return snprintf(text, size, "%s(%.0f bytes)", name, id->scale);
     case PD_COLL_ALL_TO_ALL_PARTS: snprintf(more, sizeof more, ", the largest part"); break;
     case PD_COLL_ALL_GATHER_PARTS: snprintf(more, sizeof more, ", in parts"); break;
     case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE_SCATTER: case PD_COLL_REDUCE_SCATTER_PARTS:
-        if (id->scale == 1) snprintf(more, sizeof more, ", %s", reduce);
-        else snprintf(more, sizeof more, ", %s, scale=%g", reduce, id->scale);
+        n = snprintf(more, sizeof more, ", %s", reduce);
+        if (id->scale != 1) n += snprintf(more + n, sizeof more - (size_t)n, ", scale=%g", id->scale);
+        if (id->root) snprintf(more + n, sizeof more - (size_t)n, ", logical shards %08x", (unsigned)id->root);
         break;
     case PD_COLL_REDUCE: snprintf(more, sizeof more, ", %s, root=%d", reduce, id->root); break;
     case PD_COLL_BROADCAST: case PD_COLL_GATHER: case PD_COLL_SCATTER:

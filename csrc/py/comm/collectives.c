@@ -121,16 +121,35 @@ static PyObject *finish(call *c) {
     return result;
 }
 
+/* A buffer of a sum over logical shards has a part for each block that a rank may have. */
+static pd_status check_blocks(const call *c, const pd_py_buffer *b, const char *name, pd_reduce op,
+                              const pd_blocks *blocks) {
+    if (op != PD_REDUCE_SUM)
+        return pd_fail(PD_E_VALUE, "%s: op is %s beside blocks (expected sum)", c->name, pd_reduce_names[op]);
+    if (b->count % blocks->parts)
+        return pd_fail(PD_E_SHAPE, "%s: %s has %lld elements (expected a multiple of %d, the parts of blocks)", c->name,
+                       name, (long long)b->count, blocks->parts);
+    return PD_OK;
+}
+
 PD_PY_METHOD(pd_py_group_all_reduce) {
-    static const pd_py_signature s = {"all_reduce", 1, {"tensor", "op", "async_op", "scale", "dtype"}};
-    PyObject *a[5];
+    static const pd_py_signature s = {"all_reduce", 1, {"tensor", "op", "async_op", "scale", "dtype", "blocks"}};
+    PyObject *a[6];
     pd_reduce op;
     double scale = 1, factor;
+    pd_blocks *b;
     call c;
     if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[1], s.name, &op, &factor)) return NULL;
+    if (!pd_py_blocks(a[5], s.name, &b)) return NULL;
     if (!begin(&c, o, s.name, a[2])) return NULL;
     if (a[3] && (scale = PyFloat_AsDouble(a[3])) == -1 && PyErr_Occurred()) return NULL;
-    if (take_scaled(&c, a[0], a[4], "tensor", PD_PY_IN | PD_PY_OUT, op, factor, &c.out))
+    if (!take_scaled(&c, a[0], a[4], "tensor", PD_PY_IN | PD_PY_OUT, op, factor, &c.out)) return finish(&c);
+    if (b) {
+        int64_t each = c.out.count / b->parts;
+        if (!(c.status = check_blocks(&c, &c.out, "tensor", op, b)))
+            RUN(&c, pd_group_all_reduce_blocks(c.self->group, c.out.ptr, bytes_of(&c.out) / (size_t)b->parts, each,
+                                               c.out.dtype, b, scale, c.site, WORK(&c)));
+    } else
         RUN(&c, pd_group_all_reduce(c.self->group, c.out.ptr, c.out.count, c.out.dtype, op, scale, c.site,
                                     WORK(&c)));
     return finish(&c);
@@ -357,21 +376,38 @@ PD_PY_METHOD(pd_py_group_all_gather) {
     return finish(&c);
 }
 
+static pd_status check_scattered(const call *c, pd_reduce op, const pd_blocks *b) {
+    int64_t want = c->out.count * pd_group_size(c->self->group) * b->parts;
+    PD_TRY(check_blocks(c, &c->in, "input", op, b));
+    PD_TRY(check_dtypes(c, "input", c->in.dtype, c->out.dtype, "output"));
+    if (c->in.count == want) return PD_OK;
+    return pd_fail(PD_E_SHAPE, "%s: input has %lld elements (expected %lld: output's, for each rank and part)", c->name,
+                   (long long)c->in.count, (long long)want);
+}
+
 PD_PY_METHOD(pd_py_group_reduce_scatter) {
-    static const pd_py_signature s = {"reduce_scatter", 2, {"output", "input", "op", "async_op", "scale", "coalesced"}};
-    PyObject *a[6];
+    static const pd_py_signature s = {
+        "reduce_scatter", 2, {"output", "input", "op", "async_op", "scale", "coalesced", "blocks"}};
+    PyObject *a[7];
     bool coalesced;
+    pd_blocks *b;
     pd_reduce op;
     double scale = 1, factor;
     call c;
     if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[2], s.name, &op, &factor)) return NULL;
-    if (!pd_py_truth(a[5], &coalesced) || !begin(&c, o, s.name, a[3])) return NULL;
+    if (!pd_py_truth(a[5], &coalesced) || !pd_py_blocks(a[6], s.name, &b) || !begin(&c, o, s.name, a[3])) return NULL;
     if (a[4] && (scale = PyFloat_AsDouble(a[4])) == -1 && PyErr_Occurred()) return NULL;
-    bool parts = !coalesced && is_uneven(a[1]);
+    bool parts = !coalesced && !b && is_uneven(a[1]);
     int use = parts ? PD_PY_IN | PD_PY_APART : PD_PY_IN;
     if (!take_scaled(&c, a[1], NULL, "input", use, op, factor, &c.in) ||
         !take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out))
         return finish(&c);
+    if (b) {
+        if (!(c.status = check_scattered(&c, op, b)))
+            RUN(&c, pd_group_reduce_scatter_blocks(c.self->group, c.in.ptr, bytes_of(&c.in) / (size_t)b->parts,
+                                                   c.out.ptr, c.out.count, c.out.dtype, b, scale, c.site, WORK(&c)));
+        return finish(&c);
+    }
     if (parts && !(c.status = check_own(&c, &c.in, "input", &c.out, "output")))
         RUN(&c, pd_group_reduce_scatter_parts(c.self->group, c.parts, c.out.ptr, c.out.dtype, op, scale, c.site,
                                               WORK(&c)));

@@ -4,7 +4,9 @@
 #include <string.h>
 
 #include "base/flags.h"
+#include "base/mem.h"
 #include "base/sha256.h"
+#include "comm/algo/commit.h"
 #include "comm/algo/tuning.h"
 #include "comm/control/control.h"
 #include "comm/mesh/mesh.h"
@@ -228,6 +230,29 @@ static PyObject *comm_leave(PyObject *module, PyObject *args, PyObject *keywords
     Py_RETURN_NONE;
 }
 
+static PyObject *commit_decide(PyObject *module, PyObject *args) {
+    PyObject *made, *has;
+    int own;
+    bool make = false;
+    pd_progress *all = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!i:commit_decide", &PyList_Type, &made, &PyList_Type, &has, &own)) return NULL;
+    int n = (int)PyList_GET_SIZE(made);
+    if (PyList_GET_SIZE(has) != n || own < 0 || own >= n)
+        return PyErr_Format(PyExc_ValueError,
+                            "commit_decide: got %d and %zd entries, own %d (expected two lists of one length, and own "
+                            "below it)", n, PyList_GET_SIZE(has), own);
+    pd_status status = pd_calloc(sizeof *all * (size_t)n, "commit_decide", &all);
+    for (int i = 0; i < n && !status; i++) {
+        all[i].made = PyLong_AsLongLong(PyList_GET_ITEM(made, i));
+        all[i].has = PyObject_IsTrue(PyList_GET_ITEM(has, i)) > 0;
+        if (PyErr_Occurred()) status = pd_py_caught();
+    }
+    PD_THEN(pd_commit_decide(all, n, all[own], &make));
+    pd_free(all);
+    return status ? pd_py_raise(status) : PyBool_FromLong(make);
+}
+
 static PyMethodDef functions[] = {
     {"comm_init", (PyCFunction)(void (*)(void))comm_init, METH_VARARGS | METH_KEYWORDS,
      "comm_init(rank, world, address, secret_fd, timeout=None, algo=None, slot=0, transport=None, patience=None) -> "
@@ -240,12 +265,21 @@ static PyMethodDef functions[] = {
      "ranks of a hub; each rank is a thread of this process."},
     {"comm_cost", (PyCFunction)(void (*)(void))pd_py_comm_cost, METH_VARARGS | METH_KEYWORDS,
      "comm_cost(op, world, count, dtype='float32', rank=0, root=-1, messages=False, local=1, algo=None, fast=False, "
-     "slot=262144, direct=False, sizes=None) -> dict\n\nComputes what a collective costs a rank, without running it: "
-     "the algorithm, its steps, and the bytes that the rank writes for others and reads from them, in shared memory "
-     "and in messages. count: elements of a rank's input, or of one part of it (reduce_scatter, scatter, all_to_all). "
-     "local: ranks on each host, where messages go between hosts. direct: the data lie in a symmetric segment, or "
-     "ranks read large parts where they lie. sizes: the sizes of the parts, by rank; for all_to_all one such list for "
-     "each rank."},
+     "slot=262144, direct=False, sizes=None, blocks=None) -> dict\n\nComputes what a collective costs a rank, without "
+     "running it: the algorithm, its steps, and the bytes that the rank writes for others and reads from them, in "
+     "shared memory and in messages. count: elements of a rank's input, or of one part of it (reduce_scatter, "
+     "scatter, all_to_all). local: ranks on each host, where messages go between hosts. direct: the data lie in a "
+     "symmetric segment, or ranks read large parts where they lie. sizes: the sizes of the parts, by rank; for "
+     "all_to_all one such list for each rank. blocks: of a sum over logical shards."},
+    {"commit_decide", commit_decide, METH_VARARGS,
+     "commit_decide(made, has, own) -> bool\n\nWhether rank `own` of the survivors makes the step that was under way "
+     "when a rank died (csrc/comm/algo/commit.h). made: how many steps each has made; has: whether each has the next "
+     "gradient."},
+    {"_note_place", pd_py_note_place, METH_O,
+     "_note_place(text)\n\nWhat this process works on, for ranks that ask where it is; '': nothing special."},
+    {"share_shards", (PyCFunction)(void (*)(void))pd_py_share_shards, METH_VARARGS | METH_KEYWORDS,
+     "share_shards(shards, ranks, times=None) -> list\n\nHow many logical shards each rank gets so that a step ends "
+     "soonest. times: how long each rank takes for a shard, 1 to 1023 in any unit; None: all take the same."},
     {"_schedule", comm_schedule, METH_VARARGS,
      "_schedule(name, world) -> (parts, steps)\n\nThe schedule of the algorithm ring or halving. For each step and "
      "rank: (the rank from which it takes parts or -1, first part, end, whether it combines them with its own)."},
@@ -279,6 +313,6 @@ int pd_py_comm_counts(PyObject *held, PyObject *cached) {
 int pd_py_add_comm(PyObject *module) {
     pd_py_sites_package(module);
     if (pd_py_add_control(module)) return -1;
-    if (pd_py_add_work(module) || pd_py_add_group(module)) return -1;
+    if (pd_py_add_work(module) || pd_py_add_group(module) || pd_py_add_blocks(module)) return -1;
     return PyModule_AddFunctions(module, functions);
 }

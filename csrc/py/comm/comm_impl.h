@@ -6,7 +6,7 @@
 #include "py/comm/comm.h"
 
 /* ---- args.c: false with the exception set ---- */
-#define PD_PY_ARGS 6
+#define PD_PY_ARGS 7
 typedef struct pd_py_signature {
     const char *name;
     int required;
@@ -111,6 +111,11 @@ bool pd_py_part_sizes(PyObject *sizes, const char *op, const char *arg, int n, p
 PyObject *pd_py_cost(const char *algorithm, const pd_cost *c); /* [new] a dict */
 PyObject *pd_py_comm_cost(PyObject *module, PyObject *args, PyObject *kw);
 
+/* ---- blocks.c ---- */
+bool pd_py_blocks(PyObject *o, const char *op, pd_blocks **out); /* [borrowed] NULL: o is NULL or None */
+PyObject *pd_py_share_shards(PyObject *module, PyObject *args, PyObject *kwargs);
+int pd_py_add_blocks(PyObject *module);
+
 /* ---- comm.c: objects are counted while users hold them ---- */
 typedef enum pd_py_kind {
     PD_PY_SERVER, PD_PY_HUB, PD_PY_STORE, PD_PY_SEGMENT, PD_PY_WORK, PD_PY_GROUP, PD_PY_KINDS
@@ -152,6 +157,7 @@ void pd_py_sites_package(PyObject *module); /* functions in this module's folder
 
 /* ---- status_report.c ---- */
 void pd_py_place(char *text, size_t size); /* hooks.h; may be called by any thread */
+PyObject *pd_py_note_place(PyObject *module, PyObject *text); /* "" ends it */
 int pd_py_status_request(void);            /* hooks.h: since the last call */
 void pd_py_listen_usr1(bool on);           /* handles SIGUSR1, or no longer, unless the user handles it */
 

@@ -88,7 +88,8 @@ static const pd_algo *choose(int coll, const pd_job *j, const char *algo, bool f
     if (algo && !strcmp(algo, "outside")) return &pd_algo_outside;
     pd_status status = pd_tuning_forced(algo, fast, &forced);
     if (status) return pd_py_raise(status), NULL;
-    return pd_plan_pick((uint8_t)coll, &t, forced, fast, j->local > 1, pd_job_bytes(j, j->count));
+    bool hosts = j->local > 1 && (!j->blocks || j->blocks->hosts == j->size / j->local);
+    return pd_plan_pick((uint8_t)coll, &t, forced, fast, hosts, pd_job_bytes(j, j->count));
 }
 
 static pd_dtype dtype_of(const char *name) {
@@ -100,16 +101,22 @@ static pd_dtype dtype_of(const char *name) {
 
 PyObject *pd_py_comm_cost(PyObject *module, PyObject *args, PyObject *kw) {
     static char *names[] = {"op",   "world", "count", "dtype",  "rank", "root", "messages", "local",
-                            "algo", "fast",  "slot",  "direct", "sizes", NULL};
+                            "algo", "fast",  "slot",  "direct", "sizes", "blocks", NULL};
     const char *op, *dtype = "float32", *algo = NULL;
     long long count;
     int messages = 0, fast = 0, direct = 0, slot = SLOT_BYTES;
-    PyObject *sizes = Py_None, *result = NULL;
+    PyObject *sizes = Py_None, *blocks = Py_None, *result = NULL;
+    pd_blocks *dealt;
     pd_job j = {.root = -1, .local = 1};
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kw, "siL|siipizpipO:comm_cost", names, &op, &j.size, &count, &dtype, &j.rank,
-                                     &j.root, &messages, &j.local, &algo, &fast, &slot, &direct, &sizes))
+    if (!PyArg_ParseTupleAndKeywords(args, kw, "siL|siipizpipOO:comm_cost", names, &op, &j.size, &count, &dtype,
+                                     &j.rank, &j.root, &messages, &j.local, &algo, &fast, &slot, &direct, &sizes,
+                                     &blocks) ||
+        !pd_py_blocks(blocks, "comm_cost", &dealt))
         return NULL;
+    j.blocks = dealt;
+    if (dealt && dealt->ranks != j.size)
+        return PyErr_Format(PyExc_ValueError, "comm_cost: blocks is for %d ranks (expected %d)", dealt->ranks, j.size);
     int coll = collective_of(op, sizes != Py_None);
     j.dtype = dtype_of(dtype);
     j.count = count;

@@ -268,8 +268,10 @@ static PyObject *group_way(PyObject *o, void *unused) {
 
 static PyMethodDef group_methods[] = {
     {"all_reduce", PD_PY_FAST(pd_py_group_all_reduce),
-     "all_reduce(tensor, op='sum', async_op=False, scale=1.0, dtype=None) -> None | Work\n\ntensor = scale * op over "
-     "the ranks, in place, with the same bits on all ranks."},
+     "all_reduce(tensor, op='sum', async_op=False, scale=1.0, dtype=None, blocks=None) -> None | Work\n\ntensor = "
+     "scale * op over the ranks, in place, with the same bits on all ranks. blocks: a sum over logical shards, dealt "
+     "out to the ranks by this Blocks. tensor then has blocks.parts equal parts, the sums of this rank's blocks, and "
+     "the first part gets the result."},
     {"broadcast", PD_PY_FAST(pd_py_group_broadcast),
      "broadcast(tensor, root=0, async_op=False) -> None | Work\n\ntensor = the root's tensor, in place. tensor may be "
      "a list of tensors of one dtype."},
@@ -278,10 +280,10 @@ static PyMethodDef group_methods[] = {
      "after the other. output: a tensor, or a list with a tensor for each rank; these may differ in size. coalesced: "
      "input is a list of tensors, and output has that many tensors for each rank."},
     {"reduce_scatter", PD_PY_FAST(pd_py_group_reduce_scatter),
-     "reduce_scatter(output, input, op='sum', async_op=False, scale=1.0, coalesced=False) -> None | Work\n\noutput = "
-     "this rank's part of scale * op over the ranks' inputs. input: a tensor, or a list with a tensor for each rank; "
-     "these may differ in size. coalesced: output is a list of tensors, and input has that many tensors for each "
-     "rank."},
+     "reduce_scatter(output, input, op='sum', async_op=False, scale=1.0, coalesced=False, blocks=None) -> None | "
+     "Work\n\noutput = this rank's part of scale * op over the ranks' inputs. input: a tensor, or a list with a "
+     "tensor for each rank; these may differ in size. coalesced: output is a list of tensors, and input has that many "
+     "tensors for each rank. blocks: as in all_reduce; input has blocks.parts inputs, one after the other."},
     {"all_to_all", PD_PY_FAST(pd_py_group_all_to_all),
      "all_to_all(output, input, async_op=False, output_sizes=None, input_sizes=None) -> None | Work\n\nPart r of "
      "output = this rank's part of rank r's input. The parts are equal, or have these numbers of rows, or are the "

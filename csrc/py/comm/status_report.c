@@ -20,6 +20,16 @@ static struct {
     char text[300];
 } look;
 
+static char note[100]; /* what the program works on; read and written with the GIL */
+
+PyObject *pd_py_note_place(PyObject *module, PyObject *text) {
+    const char *utf8 = PyUnicode_AsUTF8(text);
+    (void)module;
+    if (!utf8) return NULL;
+    snprintf(note, sizeof note, "%s", utf8);
+    Py_RETURN_NONE;
+}
+
 /* Finds the innermost frame of the main thread, which is the interpreter's oldest one, outside the package. */
 static void find(char *text, size_t size) {
     PyThreadState *main = NULL;
@@ -47,6 +57,8 @@ static void *run(void *unused) {
     PyGILState_STATE gil = PyGILState_Ensure();
     *look.text = 0;
     find(look.text, sizeof look.text);
+    size_t used = strlen(look.text);
+    if (used && *note) snprintf(look.text + used, sizeof look.text - used, ", %s", note);
     PyGILState_Release(gil);
     atomic_store(&look.state, FOUND);
     return NULL;
