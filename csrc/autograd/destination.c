@@ -21,7 +21,7 @@ pd_status pd_grad_take(pd_tensor *leaf, const pd_grad_owner *owner, pd_tensor *v
     PD_TRY(pd_meta_get(leaf, &m));
     const pd_grad_owner *now = m->destination.owner;
     if (now && now != owner) PD_TRY(ask(leaf, now, owner));
-    pd_tensor_retain(view);
+    if (view) pd_tensor_retain(view);
     end(&m->destination);
     m->destination = (pd_grad_destination){owner, view};
     return PD_OK;

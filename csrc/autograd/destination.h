@@ -21,10 +21,11 @@ typedef struct pd_grad_owner {
 
 typedef struct pd_grad_destination {
     const pd_grad_owner *owner; /* NULL: nobody, .grad has memory of its own */
-    pd_tensor *view;            /* [strong] NULL if owner is NULL */
+    pd_tensor *view;            /* [strong] NULL: .grad has memory of its own, which the owner may read */
 } pd_grad_destination;
 
-/* From now on the leaf's gradient belongs to `owner` and lies in view, which has the leaf's dtype, device and shape.
+/* From now on the leaf's gradient belongs to `owner` and lies in view, which has the leaf's dtype, device and shape, or
+   is NULL: anywhere. The owner may call this again with another view.
    PD_E_VALUE: the current owner refuses; the text names both owners, and nothing has changed. */
 pd_status pd_grad_take(pd_tensor *leaf, const pd_grad_owner *owner, pd_tensor *view);
 /* Ends the ownership, unless the leaf belongs to another owner by now. .grad stays as it is. */

@@ -10,56 +10,26 @@
 #include "comm/group/mover.h"
 #include "device/cuda.h"
 #include "ops/ops.h"
-#include "parallel/flat.h"
-#include "parallel/ready.h"
-
-#define WHO "DistributedDataParallel"
-
-typedef struct slot { /* a parameter */
-    struct pd_reducer *r;
-    pd_tensor *param;     /* [strong] */
-    pd_tensor *view;      /* [strong] its gradient's place in a bucket; NULL in a world of one */
-    pd_grad_owner owner;  /* owns the gradient, once view is its destination */
-    const pd_piece *piece;
-    uint64_t hook;
-} slot;
-
-typedef struct sum { /* the reduction of a bucket, under way */
-    pd_work *work;        /* NULL: not started, or a hook reduces it */
-    void *pending;        /* of the hook, between start and finish */
-    bool started;         /* the hook has started it */
-} sum;
-
-struct pd_reducer {
-    atomic_int_fast64_t refs; /* the owner's, and one while a backward will call it at its end */
-    pd_group *group;
-    const pd_device *device; /* of the parameters */
-    pd_layout layout;     /* piece i is parameter i */
-    pd_flat flat;
-    pd_ready ready;
-    int n;
-    slot *slots;          /* by parameter */
-    sum *sums;            /* by bucket; NULL in a world of one */
-    char *flags;          /* those in the last bucket's tail, or the host's copy of a GPU's */
-    bool sync, running, warned, waits;
-    double divisor, weight;
-    uint64_t site;
-    pd_comm_hook hook;    /* start NULL: the all-reduce of group.h */
-    pd_closure begin;
-    pd_reducer_times times;
-    int64_t prepared, began; /* ns; 0: not yet */
-};
+#include "parallel/data_impl.h"
 
 static inline bool on_host(const pd_reducer *r) { return r->device->kind == PD_DEVICE_CPU; }
-static inline int number_of(const slot *s) { return (int)(s - s->r->slots); }
+static inline int number_of(const pd_slot *s) { return (int)(s - s->r->slots); }
+
+static inline const pd_flat *sums_of(const pd_reducer *r) { return r->turns ? pd_turns_sums(r) : &r->flat; }
+/* Whether this rank has a gradient of the parameter to give. */
+static inline bool came_here(const pd_reducer *r, int param) {
+    return r->turns ? pd_turns_used(r, param) : r->ready.came[param];
+}
 
 /* The dtype of the flags in the last bucket's tail: one element for each parameter, whether it got a gradient. */
-static inline pd_dtype flag_type(const pd_reducer *r) { return r->layout.buckets[r->layout.nbuckets - 1].dtype; }
+static inline pd_dtype flag_type(const pd_reducer *r) {
+    return pd_flat_dtype(sums_of(r), r->layout.nbuckets - 1);
+}
 static inline size_t flag_bytes(const pd_reducer *r) { return (size_t)r->n * pd_dtype_size(flag_type(r)); }
 
-static void forget_backward(pd_reducer *r) {
+void pd_reducer_forget(pd_reducer *r) {
     for (int b = 0; b < r->layout.nbuckets; b++) {
-        sum *k = &r->sums[b];
+        pd_sum *k = &r->sums[b];
         if (k->work) pd_work_release(k->work);
         if (k->started) r->hook.abandon(k->pending);
         k->work = NULL;
@@ -88,7 +58,7 @@ static pd_status write_flags(pd_reducer *r) {
                        "DistributedDataParallel: a parameter has no gradient in a backward that a CUDA graph captures "
                        "(expected a gradient for every parameter, on all ranks)");
     for (int i = 0; i < r->n; i++) {
-        pd_scalar v = pd_number(r->ready.came[i]);
+        pd_scalar v = pd_number(came_here(r, i));
         pd_scalar_store(&v, t, r->flags + (size_t)i * pd_dtype_size(t));
     }
     if (on_host(r)) return PD_OK;
@@ -106,17 +76,17 @@ static pd_status read_flags(pd_reducer *r) {
 static bool used_somewhere(const pd_reducer *r, int param) {
     static const char zero[16];
     size_t size = pd_dtype_size(flag_type(r));
-    return r->ready.came[param] || memcmp(r->flags + (size_t)param * size, zero, size) != 0;
+    return came_here(r, param) || memcmp(r->flags + (size_t)param * size, zero, size) != 0;
 }
 
 /* ---- during backward --------------------------------------------------------------------------------------------- */
 
 /* The user may have given .grad other memory. */
-static pd_status mend_view(slot *s) { return pd_flat_mend(&s->r->flat, s->piece, s->param, s->view); }
+static pd_status mend_view(pd_slot *s) { return pd_flat_mend(&s->r->flat, s->piece, 0, s->param, s->view); }
 
 /* Makes sure that the gradient is in the bucket. The engine has put it there, unless the user gave .grad another
    tensor. */
-static pd_status into_bucket(slot *s) {
+static pd_status into_bucket(pd_slot *s) {
     pd_meta *m = s->param->meta;
     PD_TRY(mend_view(s));
     if (!m->grad || m->grad == s->view) return PD_OK;
@@ -128,7 +98,7 @@ static pd_status into_bucket(slot *s) {
 }
 
 /* A parameter without a gradient in this backward counts as zero, or as what an earlier backward has left in .grad. */
-static pd_status fill_in(slot *s) {
+static pd_status fill_in(pd_slot *s) {
     if (s->param->meta->grad) return into_bucket(s);
     return pd_flat_clear(&s->r->flat, pd_tensor_data(s->view), s->view->numel, (pd_dtype)s->view->dtype);
 }
@@ -138,23 +108,24 @@ static pd_status weigh(pd_reducer *r, int b) {
     char *data = r->flat.buckets[b].data;
     if (r->weight == 1) return PD_OK;
     if (r->weight == 0) return pd_flat_clear(&r->flat, data, span->numel, span->dtype);
-    return pd_alone_scale(r->device, WHO, span->dtype, r->weight, data, span->numel);
+    return pd_alone_scale(r->device, PD_DDP, span->dtype, r->weight, data, span->numel);
 }
 
 static pd_status start_bucket(void *reducer, int b) {
     pd_reducer *r = reducer;
     const pd_bucket_span *span = &r->layout.buckets[b];
-    sum *own = &r->sums[b];
+    pd_sum *own = &r->sums[b];
     bool last = b == r->layout.nbuckets - 1;
     int64_t count = last ? span->numel + r->n : span->numel;
     for (int k = span->first; k < span->first + span->count; k++) {
         int i = r->layout.by_bucket[k];
-        slot *s = &r->slots[i];
+        pd_slot *s = &r->slots[i];
         PD_TRY(mend_view(s));
-        PD_TRY(pd_tensor_before_write(WHO, s->view));
-        if (!r->ready.came[i]) PD_TRY(fill_in(s));
+        PD_TRY(pd_tensor_before_write(PD_DDP, s->view));
+        if (r->turns) PD_TRY(pd_turns_add(s));
+        else if (!r->ready.came[i]) PD_TRY(fill_in(s));
     }
-    PD_TRY(weigh(r, b));
+    if (!r->turns) PD_TRY(weigh(r, b));
     if (last) PD_TRY(write_flags(r));
     if (r->hook.start) {
         PD_TRY(pd_flat_clear_gaps(&r->flat, b));
@@ -162,11 +133,12 @@ static pd_status start_bucket(void *reducer, int b) {
         own->started = true;
         return PD_OK;
     }
+    if (r->turns) return pd_turns_all_reduce(r, b, count, &own->work);
     return all_reduce(r, r->flat.buckets[b].data, count, span->dtype, 1.0 / r->divisor, &own->work);
 }
 
 static pd_status finish_bucket(pd_reducer *r, int b) {
-    sum *own = &r->sums[b];
+    pd_sum *own = &r->sums[b];
     if (own->work) return pd_work_wait(own->work, r->waits ? INFINITY : -1);
     if (!own->started) return PD_OK;
     own->started = false;
@@ -186,7 +158,7 @@ static void warn_unused(pd_reducer *r) {
     int missing = 0;
     if (r->warned) return;
     for (int i = 0; i < r->n; i++) {
-        if (r->ready.came[i] || !r->slots[i].param->requires_grad) continue;
+        if (came_here(r, i) || !r->slots[i].param->requires_grad) continue;
         size_t used = strlen(names);
         if (missing++ < 8) snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "",
                                     r->slots[i].piece->name);
@@ -198,12 +170,19 @@ static void warn_unused(pd_reducer *r) {
            pd_group_rank(r->group), missing, r->n, names, missing > 8 ? ", ..." : "");
 }
 
+/* Ends a backward that is reduced: starts what has not started, waits, and gives each parameter its .grad. */
 static pd_status finish(pd_reducer *r) {
+    if (r->turns) {
+        bool reduces;
+        PD_TRY(pd_turns_end(r, &reduces));
+        if (!reduces) return PD_OK;
+    }
     warn_unused(r);
     PD_TRY(finish_buckets(r));
     PD_TRY(read_flags(r));
+    if (r->turns) PD_TRY(pd_turns_deliver(r));
     for (int i = 0; i < r->n; i++) {
-        slot *s = &r->slots[i];
+        pd_slot *s = &r->slots[i];
         pd_meta *m = s->param->meta;
         if (!m->grad && used_somewhere(r, i)) pd_tensor_retain(m->grad = s->view);
     }
@@ -232,7 +211,7 @@ static pd_status at_end(void *ctx, void *arg) {
     pd_status status = finish(r);
     pd_host_acquire(token);
     if (!status) note_times(r, since, pd_os_now());
-    forget_backward(r);
+    pd_reducer_forget(r);
     return status;
 }
 
@@ -254,17 +233,24 @@ static pd_status begin_backward(pd_reducer *r) {
 }
 
 static pd_status on_ready(void *ctx, void *leaf) {
-    slot *s = ctx;
+    pd_slot *s = ctx;
     pd_reducer *r = s->r;
     (void)leaf;
-    if (!r->sync) return PD_OK;
+    if (r->turns && r->sync && pd_turns_is_closed(r))
+        return pd_fail(PD_E_RUNTIME,
+                       "DistributedDataParallel: parameter %s got a gradient outside of a logical shard, or after the "
+                       "backward that ended it (expected a backward inside `for shard in step:`, and overlap=False for "
+                       "several backwards in a micro-batch)",
+                       s->piece->name);
+    if (r->turns ? !pd_turns_is_last(r) : !r->sync) return PD_OK;
     if (!r->running) PD_TRY(begin_backward(r));
-    if (r->ready.came[number_of(s)])
+    if (r->turns ? pd_turns_has(s) : r->ready.came[number_of(s)])
         return pd_fail(PD_E_DIST,
                        "DistributedDataParallel: parameter %s got a gradient twice before the buckets were reduced "
                        "(expected one gradient in each backward)",
                        s->piece->name);
-    PD_TRY(into_bucket(s));
+    PD_TRY(r->turns ? pd_turns_add(s) : into_bucket(s));
+    if (r->turns && !pd_turns_reduces(r)) return PD_OK;
     int64_t since = pd_os_now();
     PD_TRY(pd_ready_came(&r->ready, number_of(s)));
     if (r->ready.next) PD_TRY(pd_group_progress(r->group));
@@ -279,7 +265,17 @@ pd_status pd_reducer_prepare(pd_reducer *r, uint64_t site) {
     /* A backward has failed midway. What has started must end before its memory is written again. */
     pd_status status = PD_OK;
     for (int b = 0; b < r->ready.next && !status; b++) status = finish_bucket(r, b);
-    forget_backward(r);
+    pd_reducer_forget(r);
+    return status;
+}
+
+pd_status pd_reducer_close_shard(pd_reducer *r, uint64_t site) {
+    r->site = site;
+    if (pd_turns_is_closed(r)) return PD_OK;
+    r->running = true;
+    pd_status status = finish(r);
+    pd_reducer_forget(r);
+    r->prepared = 0;
     return status;
 }
 
@@ -289,7 +285,7 @@ pd_status pd_reducer_shadow(pd_reducer *r, uint64_t site) {
     for (int i = 0; i < r->n; i++) pd_meta_set_grad(r->slots[i].param->meta, NULL);
     r->running = true;
     pd_status status = finish_buckets(r);
-    forget_backward(r);
+    pd_reducer_forget(r);
     r->prepared = 0;
     return status;
 }
@@ -317,13 +313,17 @@ pd_status pd_reducer_bucket_at(const pd_reducer *r, int b, pd_reducer_bucket *ou
 }
 
 void pd_reducer_drop_hooks(pd_reducer *r) {
-    if (r->sums) forget_backward(r);
+    if (r->sums) pd_reducer_forget(r);
     if (r->hook.drop) r->hook.drop(r->hook.ctx);
     r->hook = (pd_comm_hook){0};
     pd_reducer_set_begin(r, (pd_closure){0});
 }
 
 pd_status pd_reducer_set_hook(pd_reducer *r, pd_comm_hook hook) {
+    if (r->turns)
+        return pd_fail(PD_E_NOTIMPL,
+                       "register_comm_hook: a communication hook with logical shards (expected none: its sums depend "
+                       "on the number of ranks)");
     const char *why = r->hook.start ? "there is a hook already" : r->running ? "a backward is under way" : NULL;
     if (why) return pd_fail(PD_E_RUNTIME, "register_comm_hook: %s (expected one hook, before the first step)", why);
     r->hook = hook;
@@ -336,6 +336,9 @@ void pd_reducer_set_begin(pd_reducer *r, pd_closure begin) {
 }
 
 pd_status pd_reducer_set_divisor(pd_reducer *r, double divisor) {
+    if (r->turns)
+        return pd_fail(PD_E_NOTIMPL, "divisor: n is %g with logical shards (expected their number, %g)", divisor,
+                       r->divisor);
     if (!(divisor >= 1 && divisor <= pd_group_size(r->group)))
         return pd_fail(PD_E_VALUE, "divisor: n is %g (expected 1 to %d)", divisor, pd_group_size(r->group));
     r->divisor = divisor;
@@ -345,18 +348,20 @@ pd_status pd_reducer_set_divisor(pd_reducer *r, double divisor) {
 pd_status pd_reducer_set_weight(pd_reducer *r, double weight) {
     if (!(weight >= 0 && weight < INFINITY))
         return pd_fail(PD_E_VALUE, "weight: got %g (expected a finite number, 0 or more)", weight);
+    if (r->turns && weight != 1)
+        return pd_fail(PD_E_NOTIMPL, "weight: got %g with logical shards (expected 1: weigh the loss)", weight);
     r->weight = weight;
     return PD_OK;
 }
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
 
-static pd_status attach(slot *s) {
+static pd_status attach(pd_slot *s) {
     pd_meta *m = NULL;
     pd_status status;
     PD_TRY(pd_meta_get(s->param, &m));
-    PD_TRY(pd_flat_tensor(&s->r->flat, s->piece, s->param, &s->view));
-    s->owner = (pd_grad_owner){.name = WHO, .leaf = s->piece->name};
+    PD_TRY(pd_flat_tensor(&s->r->flat, s->piece, 0, s->param, &s->view));
+    s->owner = (pd_grad_owner){.name = PD_DDP, .leaf = s->piece->name};
     PD_TRY(pd_grad_take(s->param, &s->owner, s->view));
     s->hook = pd_hook_add(&m->hooks, PD_HOOK_READY, 0, (pd_closure){.call = on_ready, .ctx = s}, &status);
     if (status) return status;
@@ -365,7 +370,7 @@ static pd_status attach(slot *s) {
 
 static pd_status fill_slots(pd_reducer *r, pd_tensor *const *params, const char *const *names) {
     for (int i = 0; i < r->n; i++) {
-        slot *s = &r->slots[i];
+        pd_slot *s = &r->slots[i];
         s->r = r;
         pd_tensor_retain(s->param = params[i]);
         const pd_tensor *p = params[i];
@@ -403,22 +408,23 @@ static pd_status make_layout(pd_reducer *r, const char *const *names, size_t fir
     return status;
 }
 
-static pd_status build(pd_reducer *r, const char *const *names, size_t first, size_t cap) {
+static pd_status build(pd_reducer *r, const char *const *names, size_t first, size_t cap, pd_blocks *blocks) {
     PD_TRY(make_layout(r, names, first, cap));
-    if (pd_group_size(r->group) == 1) return PD_OK; /* nothing to average */
-    PD_TRY(pd_flat_init(&r->flat, WHO, &r->layout, r->n, r->group, r->device));
+    if (pd_group_size(r->group) == 1 && !blocks) return PD_OK; /* nothing to average */
+    if (blocks) PD_TRY(pd_turns_new(r, blocks));
+    else PD_TRY(pd_flat_init(&r->flat, &r->layout, (pd_flat_kind){PD_DDP, r->n, 1, false}, r->group, r->device));
     PD_TRY(pd_ready_init(&r->ready, &r->layout, start_bucket, r));
     PD_TRY(pd_calloc(sizeof *r->sums * (size_t)r->layout.nbuckets, "reducer", &r->sums));
     for (int b = 0; b < r->layout.nbuckets; b++)
         r->times.bytes += r->layout.buckets[b].numel * (int64_t)pd_dtype_size(r->layout.buckets[b].dtype);
-    r->flags = pd_flat_tail(&r->flat);
+    r->flags = pd_flat_tail(sums_of(r));
     if (!on_host(r)) PD_TRY(pd_calloc(flag_bytes(r), "reducer", &r->flags));
     for (int i = 0; i < r->n; i++) PD_TRY(attach(&r->slots[i]));
     return PD_OK;
 }
 
 pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int n, pd_group *group,
-                         size_t first_bytes, size_t cap_bytes, pd_reducer **out) {
+                         size_t first_bytes, size_t cap_bytes, pd_blocks *blocks, pd_reducer **out) {
     pd_reducer *r;
     if (n < 1)
         return pd_fail(
@@ -437,7 +443,7 @@ pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int
         r->n = n;
         status = fill_slots(r, params, names);
     }
-    PD_THEN(build(r, names, first_bytes, cap_bytes));
+    PD_THEN(build(r, names, first_bytes, cap_bytes, blocks));
     if (status) {
         pd_reducer_free(r);
         return PD_TRAIL(status);
@@ -448,6 +454,7 @@ pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int
 
 static void destroy(pd_reducer *r) {
     pd_reducer_drop_hooks(r);
+    pd_turns_free(r->turns);
     for (int i = 0; i < r->n; i++) {
         pd_tensor_release(r->slots[i].view);
         pd_tensor_release(r->slots[i].param);
@@ -470,7 +477,7 @@ static void drop(void *reducer) {
 void pd_reducer_free(pd_reducer *r) {
     if (!r) return;
     for (int i = 0; i < r->n; i++) {
-        slot *s = &r->slots[i];
+        pd_slot *s = &r->slots[i];
         pd_meta *m = s->param ? s->param->meta : NULL;
         if (!m) continue;
         pd_grad_give_up(s->param, &s->owner);

@@ -49,11 +49,27 @@ typedef struct pd_reducer_times { /* ns, of the last backward that was reduced, 
 } pd_reducer_times;
 
 /* [new] All ranks call it. Parameters are leaves that require grad, of floating dtypes. Their names, for errors and
-   warnings, are copied into the layout, whose piece i is parameter i. */
+   warnings, are copied into the layout, whose piece i is parameter i. blocks: logical shards, see below; NULL: none. */
 pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int n, pd_group *group,
-                         size_t first_bytes, size_t cap_bytes, pd_reducer **out);
+                         size_t first_bytes, size_t cap_bytes, pd_blocks *blocks, pd_reducer **out);
 /* Removes the hooks. Gradients stay where they are; buckets live as long as a view of them. */
 void pd_reducer_free(pd_reducer *r);
+
+/* ---- logical shards (comm/algo/blocks.h)
+
+   With blocks, a step is the work of all logical shards, and .grad becomes the mean of their gradients, with the same
+   bits for any number of ranks. A rank opens its shards one after the other; the last of them reduces. In a shard the
+   gradients of any number of backwards accumulate. `last` announces the one that ends the shard, so that its gradients
+   are added, and in the last shard reduced, while backward goes on; a shard that ends without it is ended by close. A
+   rank without shards only closes. Works in a world of one, too. PD_E_NOTIMPL: the parameters are on a GPU. */
+int pd_reducer_shards(const pd_reducer *r); /* how many this rank has; -1: the reducer was made without blocks */
+bool pd_reducer_is_closed(const pd_reducer *r); /* none is open */
+/* Opens this rank's shard k: 0, 1, ... in each step. .grad becomes None. PD_E_RUNTIME: shard k - 1 was not closed. */
+pd_status pd_reducer_open_shard(pd_reducer *r, int k, uint64_t site);
+pd_status pd_reducer_last_backward(pd_reducer *r);
+pd_status pd_reducer_close_shard(pd_reducer *r, uint64_t site);
+
+/* ---- without logical shards: steps */
 
 /* Called before a forward whose backward will reduce: drops what an unfinished backward has left. `site` names the
    caller. */

@@ -14,19 +14,41 @@
 static void drop_segment(void *segment) { pd_segment_release(segment); }
 static void drop_registered(void *memory) { pd_group_memory_release(memory); }
 
+pd_dtype pd_flat_dtype(const pd_flat *f, int b) {
+    pd_dtype t = f->layout->buckets[b].dtype;
+    return f->kind.wide ? pd_dtype_computed(t) : t;
+}
+
+static size_t part_bytes(const pd_flat *f, int b) {
+    int64_t tail = b == f->layout->nbuckets - 1 ? f->kind.tail : 0;
+    return (size_t)(f->layout->buckets[b].numel + tail) * pd_dtype_size(pd_flat_dtype(f, b));
+}
+
+size_t pd_flat_apart(const pd_flat *f, int b) { return (part_bytes(f, b) + 63) & ~(size_t)63; }
+
 static size_t bucket_bytes(const pd_flat *f, int b) {
-    const pd_bucket_span *span = &f->layout->buckets[b];
-    int64_t tail = b == f->layout->nbuckets - 1 ? f->tail : 0;
-    return (size_t)(span->numel + tail) * pd_dtype_size(span->dtype);
+    size_t others = f->kind.parts > 1 ? (size_t)(f->kind.parts - 1) : 0;
+    return others * pd_flat_apart(f, b) + part_bytes(f, b);
+}
+
+int64_t pd_flat_offset(const pd_flat *f, const pd_piece *p, int part) {
+    size_t element = pd_dtype_size(pd_flat_dtype(f, p->bucket));
+    return p->offset + (int64_t)((size_t)part * pd_flat_apart(f, p->bucket) / element);
+}
+
+char *pd_flat_piece(const pd_flat *f, const pd_piece *p, int part) {
+    return f->buckets[p->bucket].data +
+           (size_t)pd_flat_offset(f, p, part) * pd_dtype_size(pd_flat_dtype(f, p->bucket));
 }
 
 /* If NCCL has no such memory, buckets get memory like tensors. */
 static void make_registered(pd_flat *f, pd_group *group) {
     size_t bytes = 0;
-    if (pd_flat_on_host(f) || !pd_flags_get()->REGISTER) return;
+    if (!group || pd_flat_on_host(f) || !pd_flags_get()->REGISTER) return;
     for (int b = 0; b < f->layout->nbuckets; b++) bytes += (bucket_bytes(f, b) + APART - 1) / APART * APART;
     if (pd_group_memory_new(group, f->device, bytes, &f->registered))
-        pd_log(PD_LOG_WARN, "%s: NCCL has not registered the memory of the buckets: %s", f->who, pd_error_get()->text);
+        pd_log(PD_LOG_WARN, "%s: NCCL has not registered the memory of the buckets: %s", f->kind.who,
+               pd_error_get()->text);
 }
 
 static pd_status make_on_device(pd_flat *f, pd_flat_bucket *own, size_t bytes) {
@@ -45,7 +67,7 @@ static pd_status make_on_device(pd_flat *f, pd_flat_bucket *own, size_t bytes) {
 static pd_status make_bucket(pd_flat *f, int b, pd_group *group) {
     pd_flat_bucket *own = &f->buckets[b];
     size_t bytes = bucket_bytes(f, b);
-    if (!pd_flat_on_host(f)) {
+    if (!group || !pd_flat_on_host(f)) {
         PD_TRY(make_on_device(f, own, bytes));
         return pd_flat_clear(f, own->data, (int64_t)bytes, PD_U8);
     }
@@ -56,9 +78,8 @@ static pd_status make_bucket(pd_flat *f, int b, pd_group *group) {
     return PD_OK;
 }
 
-pd_status pd_flat_init(pd_flat *f, const char *who, const pd_layout *l, int64_t tail, pd_group *group,
-                       const pd_device *device) {
-    *f = (pd_flat){.who = who, .layout = l, .device = device, .tail = tail};
+pd_status pd_flat_init(pd_flat *f, const pd_layout *l, pd_flat_kind kind, pd_group *group, const pd_device *device) {
+    *f = (pd_flat){.kind = kind, .layout = l, .device = device};
     PD_TRY(pd_calloc(sizeof *f->buckets * (size_t)l->nbuckets, "buckets", &f->buckets));
     make_registered(f, group);
     for (int b = 0; b < l->nbuckets; b++) PD_TRY(make_bucket(f, b, group));
@@ -77,7 +98,7 @@ void pd_flat_fini(pd_flat *f) {
 
 /* ---- tensors in it ----------------------------------------------------------------------------------------------- */
 
-pd_status pd_flat_tensor(const pd_flat *f, const pd_piece *p, const pd_tensor *like, pd_tensor **out) {
+pd_status pd_flat_tensor(const pd_flat *f, const pd_piece *p, int part, const pd_tensor *like, pd_tensor **out) {
     pd_tensor *t;
     PD_TRY(pd_tensor_shell(&t));
     t->dtype = like->dtype; /* only the geometry of `like` */
@@ -86,22 +107,22 @@ pd_status pd_flat_tensor(const pd_flat *f, const pd_piece *p, const pd_tensor *l
     memcpy(t->size, like->size, sizeof t->size);
     memcpy(t->stride, like->stride, sizeof t->stride);
     pd_storage_retain(t->storage = f->buckets[p->bucket].storage);
-    t->offset = p->offset;
+    t->offset = pd_flat_offset(f, p, part);
     *out = t;
     return PD_OK;
 }
 
-pd_status pd_flat_bring_back(const pd_flat *f, const pd_piece *p, const pd_tensor *like, pd_tensor *t) {
+pd_status pd_flat_bring_back(const pd_flat *f, const pd_piece *p, int part, const pd_tensor *like, pd_tensor *t) {
     pd_storage *own = f->buckets[p->bucket].storage;
     pd_tensor *was;
     if (!pd_tensor_same_shape(t, like))
-        return pd_fail(PD_E_SHAPE, "%s: .grad of parameter %s has new data of shape %s (expected %s)", f->who, p->name,
-                       pd_tensor_shape(t), pd_tensor_shape(like));
+        return pd_fail(PD_E_SHAPE, "%s: .grad of parameter %s has new data of shape %s (expected %s)", f->kind.who,
+                       p->name, pd_tensor_shape(t), pd_tensor_shape(like));
     PD_TRY(pd_tensor_alias(t, false, &was));
     pd_storage_retain(own);
     pd_storage_release(t->storage);
     t->storage = own;
-    t->offset = p->offset;
+    t->offset = pd_flat_offset(f, p, part);
     t->dtype = (int8_t)p->dtype;
     if (pd_shape_is_dense(like->ndim, like->size, like->stride))
         memcpy(t->stride, like->stride, sizeof *t->stride * (size_t)t->ndim);
@@ -124,7 +145,7 @@ pd_status pd_flat_fill(const pd_flat *f, void *data, int64_t n, pd_dtype t, doub
     pd_status status = pd_device_enter(f->device, &was);
     if (!status) pd_here()->fill(pd_dtype_size(t), cell, &l);
     pd_device_here = was;
-    return status ? status : pd_device_check(f->device, f->who);
+    return status ? status : pd_device_check(f->device, f->kind.who);
 }
 
 pd_status pd_flat_clear(const pd_flat *f, void *data, int64_t n, pd_dtype t) {

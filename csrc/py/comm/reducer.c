@@ -3,7 +3,7 @@
 #include "parallel/hash.h"
 
 #include "base/mem.h"
-#include "py/comm/comm.h"
+#include "py/comm/comm_impl.h"
 #include "py/py.h"
 
 /* hook, begin: [borrowed from r, which nobody else owns] objects that the cycle collector must see */
@@ -12,15 +12,17 @@ typedef struct { PyObject_HEAD pd_reducer *r; PyObject *hook, *begin; } pyreduce
 static void free_names(const char **names) { pd_free((void *)(uintptr_t)names); }
 
 static PyObject *reducer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *keywords[] = {"params", "names", "group", "bucket_bytes", "first_bucket_bytes", NULL};
-    PyObject *params, *list_of_names, *names = NULL, *group, *seq = NULL;
+    static char *keywords[] = {"params", "names", "group", "bucket_bytes", "first_bucket_bytes", "blocks", NULL};
+    PyObject *params, *list_of_names, *names = NULL, *group, *dealt = Py_None, *seq = NULL;
+    pd_blocks *blocks;
     long long cap, first;
     pd_tensor **list = NULL;
     const char **texts = NULL;
     Py_ssize_t n;
     pyreducer *self = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLL:Reducer", keywords, &params, &list_of_names, &group, &cap,
-                                     &first))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLL|O:Reducer", keywords, &params, &list_of_names, &group, &cap,
+                                     &first, &dealt) ||
+        !pd_py_blocks(dealt, "Reducer", &blocks))
         return NULL;
     pd_group *g = pd_py_group(group);
     if (!g || !pd_py_tensors(params, "Reducer", "params", &seq, &list, &n)) return NULL;
@@ -38,7 +40,7 @@ static PyObject *reducer_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         else if (!(texts[i] = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i)))) goto done;
     }
     if (!status && (self = (pyreducer *)type->tp_alloc(type, 0)))
-        status = pd_reducer_new(list, texts, (int)n, g, (size_t)first, (size_t)cap, &self->r);
+        status = pd_reducer_new(list, texts, (int)n, g, (size_t)first, (size_t)cap, blocks, &self->r);
     if (status) {
         Py_CLEAR(self);
         pd_py_raise(status);
@@ -78,6 +80,50 @@ static PyObject *prepare(PyObject *self, PyObject *unused) {
     (void)unused;
     PD_PY_TRY(pd_reducer_prepare(((pyreducer *)self)->r, pd_py_site()));
     Py_RETURN_NONE;
+}
+
+static pd_reducer *over_shards(PyObject *self, const char *op) {
+    pd_reducer *r = ((pyreducer *)self)->r;
+    if (pd_reducer_shards(r) >= 0) return r;
+    PyErr_Format(PyExc_RuntimeError, "%s: the reducer has no logical shards (expected one that was made with blocks)",
+                 op);
+    return NULL;
+}
+
+static PyObject *open_shard(PyObject *self, PyObject *number) {
+    pd_reducer *r = over_shards(self, "open_shard");
+    int k;
+    if (!r || !pd_py_int_in(number, "open_shard", "k", INT32_MIN, INT32_MAX, &k)) return NULL;
+    PD_PY_TRY(pd_reducer_open_shard(r, k, pd_py_site()));
+    Py_RETURN_NONE;
+}
+
+static PyObject *last_backward(PyObject *self, PyObject *unused) {
+    pd_reducer *r = over_shards(self, "last_backward");
+    (void)unused;
+    if (!r) return NULL;
+    PD_PY_TRY(pd_reducer_last_backward(r));
+    Py_RETURN_NONE;
+}
+
+static PyObject *close_shard(PyObject *self, PyObject *unused) {
+    pd_reducer *r = over_shards(self, "close_shard");
+    pd_status status;
+    (void)unused;
+    if (!r) return NULL;
+    uint64_t site = pd_py_site();
+    PD_PY_NO_GIL(status = pd_reducer_close_shard(r, site));
+    return pd_py_none_or(status);
+}
+
+static PyObject *get_shards(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromLong(pd_reducer_shards(((pyreducer *)self)->r));
+}
+
+static PyObject *get_is_closed(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(pd_reducer_is_closed(((pyreducer *)self)->r));
 }
 
 static PyObject *bucket_layout(PyObject *self, PyObject *unused) {
@@ -287,11 +333,20 @@ static PyMethodDef methods[] = {
      "set_weight(w)\n\nThis rank's gradients count w times in sums: W * its rows / all rows."},
     {"shadow", shadow, METH_NOARGS,
      "shadow()\n\nTakes part in the backward that the other ranks run; this rank's gradients are zeros."},
+    {"open_shard", open_shard, METH_O,
+     "open_shard(k)\n\nThis rank begins its logical shard k: 0, 1, ... in each step. .grad becomes None."},
+    {"last_backward", last_backward, METH_NOARGS,
+     "last_backward()\n\nThe next backward is the last one of the open shard: its gradients are final."},
+    {"close_shard", close_shard, METH_NOARGS,
+     "close_shard()\n\nEnds the open shard, unless its last backward has done so. After the rank's last shard .grad is "
+     "the mean over all shards of all ranks. A rank without shards calls only this."},
     {"times", times, METH_NOARGS,
      "times()\n\nThe time that the last reduced backward took, and the sum over all, in nanoseconds."},
     {0},
 };
 static PyGetSetDef getset[] = {
+    {"shards", get_shards, NULL, "How many logical shards this rank has; -1: it was made without blocks.", NULL},
+    {"is_closed", get_is_closed, NULL, "Whether no logical shard of this rank is open.", NULL},
     {"sync", get_sync, set_sync,
      "Whether backwards reduce gradients over the ranks; False: they accumulate on this rank only, as in no_sync().",
      NULL},

@@ -1,0 +1,214 @@
+/* The data-parallel reducer over logical shards, which a rank runs in turn. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "comm/algo/reduce.h"
+#include "parallel/data_impl.h"
+
+enum { HOMES = 3 }; /* the first part of the sums, the second one, the stack's lowest level */
+
+struct pd_turns {
+    pd_blocks *blocks;  /* [strong] */
+    bool plain;         /* each rank has one shard: the group's all_reduce is the tree over shards */
+    pd_flat wide;       /* sums for parameters of 16 bits; unused: the reducer's own memory has the sums */
+    pd_stack stack;
+    int own;            /* shards of this rank */
+    int at;             /* the one under way, of these; -1: none */
+    bool last, closed;
+    bool *added, *used; /* by parameter: in this shard, in this step */
+    pd_tensor **homes;  /* [strong] HOMES by parameter: where backward may write a gradient; NULL: not made yet */
+};
+
+static bool has_halves(const pd_layout *l) {
+    for (int b = 0; b < l->nbuckets; b++)
+        if (pd_reduce_partial(l->buckets[b].dtype) != l->buckets[b].dtype) return true;
+    return false;
+}
+
+const pd_flat *pd_turns_sums(const pd_reducer *r) { return r->turns->wide.buckets ? &r->turns->wide : &r->flat; }
+bool pd_turns_is_last(const pd_reducer *r) { return r->turns->last; }
+bool pd_turns_is_closed(const pd_reducer *r) { return r->turns->own && r->turns->closed; }
+bool pd_turns_reduces(const pd_reducer *r) { return r->turns->at >= r->turns->own - 1; }
+bool pd_turns_used(const pd_reducer *r, int param) { return r->turns->used[param]; }
+bool pd_turns_has(const pd_slot *s) { return s->r->turns->added[s - s->r->slots]; }
+bool pd_reducer_is_closed(const pd_reducer *r) { return !r->turns || r->turns->closed; }
+int pd_reducer_shards(const pd_reducer *r) { return r->turns ? r->turns->own : -1; }
+
+/* ---- making ------------------------------------------------------------------------------------------------------ */
+
+static pd_status allocate(pd_reducer *r, pd_turns *t) {
+    int rank = pd_group_rank(r->group), most = 1;
+    for (int part = 0; part < pd_blocks_of(t->blocks, rank); part++) {
+        const pd_shard_block *b = pd_blocks_at(t->blocks, rank, part);
+        most = b->size > most ? b->size : most;
+        t->own += b->size;
+    }
+    t->plain = t->blocks->shards == pd_group_size(r->group) && t->blocks->count == t->blocks->shards;
+    for (int i = 0; i < t->blocks->count; i++) t->plain &= t->blocks->of[i].rank == i;
+    bool wide = !t->plain && has_halves(&r->layout);
+    pd_flat_kind sums = {PD_DDP, r->n, t->blocks->parts, wide}, own = {PD_DDP, 0, 1, false};
+    PD_TRY(pd_flat_init(&r->flat, &r->layout, wide ? own : sums, wide ? NULL : r->group, r->device));
+    if (wide) PD_TRY(pd_flat_init(&t->wide, &r->layout, sums, r->group, r->device));
+    PD_TRY(pd_stack_init(&t->stack, pd_turns_sums(r), most));
+    PD_TRY(pd_calloc(sizeof *t->added * (size_t)r->n, "logical shards", &t->added));
+    PD_TRY(pd_calloc(sizeof *t->used * (size_t)r->n, "logical shards", &t->used));
+    return pd_calloc(sizeof *t->homes * (size_t)r->n * HOMES, "logical shards", &t->homes);
+}
+
+pd_status pd_turns_new(pd_reducer *r, pd_blocks *b) {
+    if (r->device->kind != PD_DEVICE_CPU)
+        return pd_fail(PD_E_NOTIMPL, "DistributedDataParallel: logical shards with parameters on %s (expected the CPU)",
+                       r->device->name);
+    if (b->ranks != pd_group_size(r->group))
+        return pd_fail(PD_E_VALUE, "DistributedDataParallel: logical shards are dealt out to %d ranks (expected %d)",
+                       b->ranks, pd_group_size(r->group));
+    PD_TRY(pd_calloc(sizeof *r->turns, "logical shards", &r->turns));
+    pd_blocks_retain(r->turns->blocks = b);
+    r->turns->at = -1;
+    r->turns->closed = true;
+    r->divisor = b->shards;
+    return allocate(r, r->turns);
+}
+
+void pd_turns_free(pd_turns *t) {
+    if (!t) return;
+    for (int i = 0; t->homes && i < HOMES * t->stack.sums->layout->npieces; i++) pd_tensor_release(t->homes[i]);
+    pd_free(t->homes);
+    pd_free(t->added);
+    pd_free(t->used);
+    pd_stack_fini(&t->stack);
+    if (t->wide.layout) pd_flat_fini(&t->wide);
+    pd_blocks_release(t->blocks);
+    pd_free(t);
+}
+
+/* ---- a shard ----------------------------------------------------------------------------------------------------- */
+
+static pd_turn turn_of(const pd_reducer *r) {
+    const pd_turns *t = r->turns;
+    const pd_shard_block *b = pd_blocks_at(t->blocks, pd_group_rank(r->group), 0);
+    if (t->at < b->size) return (pd_turn){b->size, t->at, 0};
+    int before = b->size;
+    b = pd_blocks_at(t->blocks, pd_group_rank(r->group), 1);
+    return (pd_turn){b->size, t->at - before, 1};
+}
+
+/* The place where this shard's gradient should be written, or NULL. */
+static pd_status home_of(pd_slot *s, pd_tensor **out) {
+    pd_turns *t = s->r->turns;
+    const pd_flat *flat;
+    int part;
+    *out = NULL;
+    if (!pd_stack_home(&t->stack, turn_of(s->r), &flat, &part)) return PD_OK;
+    if (pd_flat_dtype(flat, s->piece->bucket) != s->piece->dtype) return PD_OK; /* it is widened on its way */
+    pd_tensor **home = &t->homes[(s - s->r->slots) * HOMES + (flat == t->stack.sums ? part : HOMES - 1)];
+    if (!*home) PD_TRY(pd_flat_tensor(flat, s->piece, part, s->param, home));
+    PD_TRY(pd_flat_mend(flat, s->piece, part, s->param, *home));
+    *out = *home;
+    return PD_OK;
+}
+
+pd_status pd_reducer_open_shard(pd_reducer *r, int k, uint64_t site) {
+    pd_turns *t = r->turns;
+    if (k < 0 || k >= t->own)
+        return pd_fail(PD_E_INDEX, "open_shard: k is %d (expected 0 to %d)", k, t->own - 1);
+    if (k && (k != t->at + 1 || !t->closed))
+        return pd_fail(PD_E_RUNTIME,
+                       "open_shard: k is %d after shard %d, which is %s (expected one after the other, from 0 on, each "
+                       "closed)",
+                       k, t->at, t->closed ? "closed" : "open");
+    PD_TRY(pd_reducer_prepare(r, site));
+    t->at = k;
+    t->last = t->closed = false;
+    memset(t->added, 0, sizeof *t->added * (size_t)r->n);
+    if (!k) memset(t->used, 0, sizeof *t->used * (size_t)r->n);
+    for (int i = 0; i < r->n; i++) {
+        pd_slot *s = &r->slots[i];
+        pd_tensor *home;
+        pd_meta_set_grad(s->param->meta, NULL);
+        PD_TRY(home_of(s, &home));
+        PD_TRY(pd_grad_take(s->param, &s->owner, home));
+    }
+    return PD_OK;
+}
+
+pd_status pd_reducer_last_backward(pd_reducer *r) {
+    if (r->turns->closed)
+        return pd_fail(PD_E_RUNTIME, "last_backward: no logical shard is open (expected open_shard before it)");
+    r->turns->last = true;
+    return PD_OK;
+}
+
+/* The gradient's elements in the order of the piece's; *copy: [new] or NULL, holds them. */
+static pd_status elements_of(const pd_slot *s, pd_tensor *g, const void **out, pd_tensor **copy) {
+    bool same = g->numel < 2 || !memcmp(g->stride, s->view->stride, sizeof *g->stride * (size_t)g->ndim);
+    *copy = NULL;
+    if (!same) {
+        PD_TRY(pd_tensor_shell(copy));
+        (*copy)->dtype = s->view->dtype;
+        (*copy)->ndim = s->view->ndim;
+        (*copy)->numel = s->view->numel;
+        memcpy((*copy)->size, s->view->size, sizeof s->view->size);
+        memcpy((*copy)->stride, s->view->stride, sizeof s->view->stride);
+        pd_status status = pd_tensor_allocate(*copy);
+        PD_THEN(pd_engine.copy_into(*copy, g));
+        if (status) {
+            pd_tensor_release(*copy);
+            return status;
+        }
+        g = *copy;
+    }
+    *out = pd_tensor_data(g);
+    return PD_OK;
+}
+
+pd_status pd_turns_add(pd_slot *s) {
+    pd_reducer *r = s->r;
+    pd_turns *t = r->turns;
+    pd_tensor *g = s->param->meta->grad, *copy = NULL;
+    const void *elements = NULL;
+    if (!t->own || pd_turns_has(s)) return PD_OK;
+    if (g) PD_TRY(elements_of(s, g, &elements, &copy));
+    pd_status status = pd_stack_add(&t->stack, turn_of(r), s->piece, elements);
+    pd_tensor_release(copy);
+    if (status) return status;
+    t->added[s - r->slots] = true;
+    t->used[s - r->slots] |= g != NULL;
+    if (g) pd_meta_set_grad(s->param->meta, NULL);
+    return PD_OK;
+}
+
+pd_status pd_turns_end(pd_reducer *r, bool *reduces) {
+    pd_turns *t = r->turns;
+    for (int i = 0; i < r->n; i++) PD_TRY(pd_turns_add(&r->slots[i]));
+    t->last = false;
+    t->closed = true;
+    *reduces = pd_turns_reduces(r);
+    return PD_OK;
+}
+
+/* ---- the sum of all shards --------------------------------------------------------------------------------------- */
+
+pd_status pd_turns_all_reduce(pd_reducer *r, int b, int64_t count, pd_work **work) {
+    const pd_flat *sums = pd_turns_sums(r);
+    const pd_turns *t = r->turns;
+    void *data = sums->buckets[b].data;
+    pd_dtype dtype = pd_flat_dtype(sums, b);
+    double scale = 1.0 / t->blocks->shards;
+    if (t->plain) return pd_group_all_reduce(r->group, data, count, dtype, PD_REDUCE_SUM, scale, r->site, work);
+    return pd_group_all_reduce_blocks(r->group, data, pd_flat_apart(sums, b), count, dtype, t->blocks, scale, r->site,
+                                      work);
+}
+
+pd_status pd_turns_deliver(pd_reducer *r) {
+    const pd_flat *sums = pd_turns_sums(r);
+    for (int b = 0; sums != &r->flat && b < r->layout.nbuckets; b++)
+        pd_reduce_round(r->layout.buckets[b].dtype, sums->buckets[b].data, r->flat.buckets[b].data,
+                        r->layout.buckets[b].numel, 1);
+    for (int i = 0; i < r->n; i++) {
+        pd_slot *s = &r->slots[i];
+        PD_TRY(pd_grad_take(s->param, &s->owner, s->view));
+    }
+    r->turns->at = -1;
+    return PD_OK;
+}
