@@ -4,7 +4,7 @@ import operator
 import time
 from hashlib import blake2b
 
-from pydist._C import CommTimeout, DistError
+from pydist._C import CommTimeout, DistError, PeerFailed
 from pydist.distributed._group import process_group
 from pydist.distributed._group.rendezvous import Place, listening_place
 
@@ -149,13 +149,16 @@ def shrink_group(ranks_to_exclude=None, group=None, shrink_flags=0, pg_options=N
     if excluded is not None:
         return _meet(own, *known, excluded, before, timeout)
     seconds = getattr(timeout, "total_seconds", lambda: _PATIENCE if timeout is None else float(timeout))()
-    agreement, failed = _Agreement(own, *known), None
+    agreement, failed, since = _Agreement(own, *known), None, None
     while True:
         tried = excluded
         excluded, sure = agreement.reach(seconds)
         if excluded == tried:
-            raise failed
+            if not isinstance(failed, PeerFailed) or time.monotonic() - since > _MEET:
+                raise failed
+            time.sleep(0.002)  # somebody has died, but who knows of all deaths has not heard of it yet
+            continue
         try:
             return _meet(own, *known, excluded, before, timeout, min(_MEET, seconds) if sure else None)
         except DistError as error:  # one of them may have died meanwhile: ask the others
-            failed = error
+            failed, since = error, time.monotonic()
