@@ -23,8 +23,7 @@ def main(argv=None):
             os.write(1, help_text().encode())
             return 0
         plan = plan_from(options, command)
-        if options["compat"] or options["cpu-as-cuda"] != "0":
-            os.environ.update(environment_from(options))
+        os.environ.update(environment_from(options))
     except UsageError as error:
         os.write(2, f"pydist.run: {error}; --help lists the options\n".encode("utf-8", "replace"))
         return 2

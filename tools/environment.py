@@ -29,6 +29,7 @@ OTHERS = {
         "ROLE_WORLD_SIZE": "the same as WORLD_SIZE; for scripts",
         "MASTER_ADDR": 'the address of rank 0, without a launcher (`init_method="env://"`)',
         "MASTER_PORT": "the port that rank 0 listens on",
+        "PYDIST_SHARDS": "the number of logical shards, if `init_process_group` is not told one; `--logical-shards` sets it",
         "TF_CONFIG": "a cluster and this task in it, as JSON; for `distribute.MultiWorkerMirroredStrategy`",
         "TORCHELASTIC_RUN_ID": "the job's name (`--rdzv-id`); for scripts",
         "TORCHELASTIC_RESTART_COUNT": "how often the job was started before; for scripts",

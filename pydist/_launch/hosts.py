@@ -20,7 +20,17 @@ from pydist._launch.options import OPTIONS, RANKS_MAX, host_list
 from pydist._launch.stream import Stream
 from pydist._launch.worker import Worker, signal_name
 
-FORWARDED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYDIST_", "OMP_", "ONEDNN_", "NCCL_", "GLOO_", "CUDA_VISIBLE_DEVICES")
+FORWARDED = (
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "PYTHONHASHSEED",
+    "PYDIST_",
+    "OMP_",
+    "ONEDNN_",
+    "NCCL_",
+    "GLOO_",
+    "CUDA_VISIBLE_DEVICES",
+)
 KEPT = ("PYDIST_CONTROL", "PYDIST_SECRET_FD", "PYDIST_SECRET_FILE")  # variables that stay with this launcher
 HERE = (
     "hosts", "hostfile", "ssh", "node-rank", "nnodes", "master-addr", "master-port", "rdzv-endpoint", "rdzv-id", "prefix",

@@ -29,6 +29,7 @@ OPTIONS = (
     ("hostfile", "FILE", "", "the same from a file with lines such as `a:2` or `a slots=2`"),
     ("ssh", "COMMAND", SSH, "how --hosts reaches a host: COMMAND HOST PROGRAM; {host} in it is the host's name"),
     ("by-ssh", None, False, "how --hosts starts a host's launcher: secret on standard input, whose end ends the job"),
+    ("logical-shards", "V", "", "PYDIST_SHARDS: a step is the work of V logical shards (a power of two)"),
     ("max-restarts", "N", "0", "how often the job is started again after a failure (one host)"),
     ("log-dir", "DIR", "", "writes DIR/ID/attempt_N/LOCAL_RANK/stdout.log and stderr.log; alone: as with --tee 3"),
     ("tee", "WHAT", "", "-t: into files too: 1 stdout, 2 stderr, 3 both, 0 none; or by local rank: 0:3,1:1"),
@@ -215,6 +216,17 @@ def _check_secret(options, hosts):
         )
 
 
+def _of_shards(options):
+    """Variables for a job with logical shards: Python's hashes of texts, and so the order of sets, are the same
+    everywhere."""
+    if not options["logical-shards"]:
+        return {}
+    number = _number("logical-shards", options["logical-shards"], 1, 1024)
+    if number & (number - 1):
+        raise UsageError(f"--logical-shards: {number} (expected a power of two)")
+    return {"PYDIST_SHARDS": str(number), "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
+
+
 def _check_fixed(options):
     if options["rdzv-backend"] not in ("static", "c10d"):
         raise UsageError(f"--rdzv-backend: {options['rdzv-backend']!r} (expected static or c10d)")
@@ -287,13 +299,14 @@ def _looks(options, slots):
 
 def environment_from(options):
     """The variables that the options add to the workers' environment."""
-    from pydist.compat import environment
+    pretended, found = _pretended(options), _of_shards(options)
+    if options["compat"]:
+        from pydist.compat import environment
 
-    pretended = _pretended(options)
-    return {
-        **(environment() if options["compat"] else {}),
-        **({"PYDIST_CPU_AS_CUDA": str(pretended)} if pretended else {}),
-    }
+        found.update(environment())
+    if pretended:
+        found["PYDIST_CPU_AS_CUDA"] = str(pretended)
+    return found
 
 
 def plan_from(options, command):

@@ -151,6 +151,11 @@ class GradScaler:
             found = found.item() == 0.0
         return optimizer.step(*args, **kwargs) if found else None
 
+    def _forget_step(self):
+        """The step under way is made again: what was found in its gradients does not count."""
+        self._found.clear()
+        self._stepped.clear()
+
     def update(self, new_scale=None):
         """Updates the scale, at the end of each iteration, or sets it to new_scale."""
         if not self._enabled:

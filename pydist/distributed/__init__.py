@@ -65,8 +65,10 @@ _LATER = {  # file: the names whose first use imports it
     "_ops.p2p": "P2POp batch_isend_irecv irecv isend recv recv_object_list send send_object_list",
     "algorithms.ddp_comm_hooks._bucket": "BuiltinCommHookType GradBucket",
     "device_mesh": "DeviceMesh init_device_mesh",
+    "_group.logical": "get_logical_shards work_shares",
     "recovery.shrink": "shrink_group",
     "recovery.transaction": "Transaction",
+    "steps": "shards",
     "store": "FileStore HashStore PrefixStore QueueEmptyError Store",
     "tcp_store": "TCPStore",
 }

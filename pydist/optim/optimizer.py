@@ -94,6 +94,8 @@ class Optimizer:
             if not (isinstance(given, tuple) and len(given) == 2):
                 raise RuntimeError(f"a step pre hook returned {given!r} (expected None or (args, kwargs))")
             (_, *args), kwargs = given
+        if _replicas.stepping is not None:
+            _replicas.stepping(args, kwargs)
         _C.ask_to_write(self, self.param_groups)
         return args, kwargs
 

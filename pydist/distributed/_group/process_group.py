@@ -15,6 +15,7 @@ _backend = Backend(Backend.NATIVE)
 _asked = False  # init_process_group was called; False if a collective made the group
 _here = threading.local()  # .group: the group of a thread that is a rank
 _made = {}  # see made_apart
+_logical = None  # the Logical of the process
 _lock = threading.Lock()
 
 
@@ -127,6 +128,34 @@ def made_apart():
     return _here.__dict__.setdefault("made", {}) if getattr(_here, "group", None) else _made
 
 
+def logical():
+    """The Logical (logical.py) of this thread or process, or None."""
+    return _here.__dict__.get("logical", None) if getattr(_here, "group", None) is not None else _logical
+
+
+def _set_logical(shards):
+    global _logical
+    from pydist.distributed._group.logical import Logical
+
+    made = None if shards is None else Logical(shards)
+    if getattr(_here, "group", None) is not None:
+        _here.logical = made
+    else:
+        _logical = made
+
+
+def _shards_asked(given):
+    """The number of logical shards: the argument, or PYDIST_SHARDS, or None."""
+    from pydist.distributed._group.logical import checked
+
+    if given is None and (text := os.environ.get("PYDIST_SHARDS")):
+        try:
+            given = int(text)
+        except ValueError:
+            raise ValueError(f"init_process_group: PYDIST_SHARDS is {text!r} (expected a power of two)") from None
+    return checked("init_process_group", given)
+
+
 def is_torchelastic_launched():
     """Whether a launcher (pydist.run or torchrun) started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
@@ -221,6 +250,8 @@ def init_process_group(
     pg_options=None,
     device_id=None,
     order=None,
+    *,
+    logical_shards=None,
 ):
     """Joins the other ranks of the job.
 
@@ -250,11 +281,19 @@ def init_process_group(
     ranks still get the same bits, but other algorithms, transports and world sizes give other bits (ring, halving, with
     backend="mpi" MPI's own all_reduce). group_name and pg_options are accepted and ignored.
 
+    `logical_shards`: a power of two, or None (then PYDIST_SHARDS in the environment, if it is set). A training step is
+    then the work of so many logical shards, and its result has the same bits for any number of ranks: see
+    `distributed.shards`. All ranks give the same number.
+
     Raises ValueError or TypeError if arguments contradict the environment or each other, RuntimeError if several ranks
     have nowhere to meet or if "nccl" finds no GPU or no NCCL, DistError if the others do not come or refuse this rank.
     """
     global _asked, _backend
-    backend, fast = checked(backend), is_fast("init_process_group", order)
+    backend, fast, shards = checked(backend), is_fast("init_process_group", order), _shards_asked(logical_shards)
+    if fast and shards is not None:
+        raise ValueError(
+            "init_process_group: order is 'fast' beside logical shards, whose sums have one order (expected 'tree')"
+        )
     if store is not None and init_method is not None:
         raise ValueError("init_process_group: got both init_method and store (expected one of them)")
     own = getattr(_here, "group", None)
@@ -264,6 +303,7 @@ def init_process_group(
                 f"init_process_group: rank={rank}, world_size={world_size}, but this thread is rank {own.rank} of "
                 f"{own.size} (expected the same)"
             )
+        _set_logical(shards)
         return
     transport = place = None
     if serves_by_mpi(backend):
@@ -284,6 +324,7 @@ def init_process_group(
                 f"{_default.rank} of {_default.size}"
             )
         _asked, _backend = True, backend
+        _set_logical(shards)
         _choose_gpu(backend, device_id)
         say_what_serves(backend, _default.rank)
 
@@ -298,7 +339,7 @@ def destroy_process_group(group=None):
         return
     group.destroy()
     if group is own:
-        _here.group = None
+        _here.group = _here.logical = None
     elif group is _default:
         _default, _asked, _backend = None, False, Backend(Backend.NATIVE)
         _made.clear()

@@ -1,5 +1,7 @@
 """A training step that happens on all ranks or on none, even if ranks die during it."""
 
+import weakref
+
 from pydist import _C
 from pydist._grad_mode import no_grad
 from pydist.distributed import member
@@ -33,6 +35,18 @@ class _Journal:
             if buffer is not None:
                 buffer.data.copy_(copy)
             register[name] = buffer
+
+
+def weak_gate(transaction):
+    """A hook of an optimizer that waits at the gate of the attempt under way, if it is one of logical shards."""
+    known = weakref.ref(transaction)
+
+    def wait(optimizer, args, kwargs):
+        attempt = getattr(known(), "_running", None)
+        if hasattr(attempt, "pass_gate"):
+            attempt.pass_gate()
+
+    return wait
 
 
 def set_random(state):
@@ -85,7 +99,7 @@ class Transaction:
     1
     """
 
-    def __init__(self, *objects):
+    def __init__(self, *objects, balance=False):
         for item in objects:
             if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
                 raise TypeError(
@@ -102,7 +116,11 @@ class Transaction:
                     f"Transaction: {type(module).__name__} is in a group of its own (expected the default group)"
                 )
         self._journal = _Journal(modules)
-        self._running = False
+        self._running = None  # the attempt under way
+        self._balance = bool(balance)
+        for item in objects:
+            if hasattr(item, "register_step_pre_hook"):
+                item.register_step_pre_hook(weak_gate(self))
         self._register()
 
     def _register(self):
@@ -123,14 +141,21 @@ class Transaction:
                 )
 
     def __enter__(self):
-        if self._running:
+        if self._running is not None:
             raise RuntimeError("Transaction: an attempt inside another attempt (expected one at a time)")
         self._entered = True
-        self._journal.begin()
         self._versions = [p._version for p in self._params]
-        self._settle(True)
-        self._running = True
+        self._begin_attempt(self)
         return self
+
+    def _begin_attempt(self, attempt):
+        self._journal.begin()
+        self._settle(True)
+        self._running = attempt
+
+    def _end_attempt(self):
+        self._running = None
+        self._settle(False)
 
     def _settle(self, on):
         """Settles the members: with on=True a backward returns only when its gradients are complete, also on a GPU.
@@ -140,8 +165,7 @@ class Transaction:
             member.settle(on, group)
 
     def __exit__(self, kind, error, trace):
-        self._running = False
-        self._settle(False)
+        self._end_attempt()
         if kind is None:
             self.steps += 1
         elif issubclass(kind, _C.PeerFailed):
@@ -152,11 +176,9 @@ class Transaction:
     def _recover(self):
         if [p._version for p in self._params] != self._versions:
             self.steps += 1
+            self._drop_gradients()
         else:
-            self._journal.undo()
-        for item in self._objects:
-            if hasattr(item, "zero_grad"):
-                item.zero_grad(set_to_none=True)
+            self._undo()
         group = process_group.current()
         while True:
             try:
@@ -165,6 +187,45 @@ class Transaction:
             except _C.PeerFailed:  # another rank died meanwhile
                 continue
             return
+
+    def _undo(self):
+        """Gives back what an attempt has changed."""
+        self._journal.undo()
+        self._drop_gradients()
+
+    def _drop_gradients(self):
+        for item in self._objects:
+            if hasattr(item, "zero_grad"):
+                item.zero_grad(set_to_none=True)
+            if hasattr(item, "_forget_step"):
+                item._forget_step()
+
+    # ---- steps of logical shards
+
+    def over(self, loader, accumulate=1, count=None, overlap=True):
+        """Attempts of the steps of one epoch over `loader`, whose arguments are those of distributed.shards. With them
+        a death changes no bit: the survivors run the dead rank's logical shards, and the step has the result that it
+        would have had.
+
+            step = dist.Transaction(model, optimizer)
+            for attempt in step.over(loader):
+                with attempt:
+                    optimizer.zero_grad()
+                    for shard in attempt:
+                        for x, y in shard:
+                            loss_fn(model(x), y).backward()
+                    optimizer.step()          # waits until all ranks have the gradient
+                if attempt.made:              # False: the step will be tried again
+                    scheduler.step()
+
+        optimizer.step() is the last thing in the block that may wait for other ranks. `attempt.mean()` must be called
+        before it. With several optimizers the first step waits. A step that GradScaler skips counts as made. With
+        balance=True in the constructor the ranks' shares of the shards follow their speeds every 16 steps, which changes
+        no bit either: see distributed.work_shares.
+        """
+        from pydist.distributed.recovery.attempts import attempts
+
+        return attempts(self, loader, accumulate, count, overlap, self._balance)
 
     # ---- as a member (distributed.member): all survivors get to the newest step that one of them has made
 

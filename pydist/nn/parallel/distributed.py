@@ -4,18 +4,21 @@ from contextlib import contextmanager
 
 import pydist
 from pydist import _C
+from pydist._grad_mode import no_grad
 from pydist.distributed import member
+from pydist.distributed._group.logical import current as logical_now
 from pydist.distributed._group.process_group import current
 from pydist.distributed._ops.agreement import check_agreement, check_replicas
 from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks
 from pydist.distributed.algorithms.ddp_comm_hooks._bucket import PythonHook
 from pydist.distributed.algorithms.join import Join, Joinable
 from pydist.nn.modules.module import Module
+from pydist.nn.modules.sync_batchnorm import SyncBatchNorm
 from pydist.nn.parallel._compress import Sign, TopK
 from pydist.nn.parallel._join import BACKWARD, BUFFERS, FORWARD, Follower, MEAN, REDUCES
 
 _MIB = 1 << 20
-_OF_THE_GROUP = ("process_group", "reducer", "_reduced_at_wrap", "_comm_hook", "_follower")  # not copied
+_OF_THE_GROUP = ("process_group", "reducer", "_reduced_at_wrap", "_comm_hook", "_follower", "_logical")  # not copied
 _BUILTIN = {"fp16_compress": "fp16", "bf16_compress": "bf16"}  # PyTorch's names of hooks in C
 
 
@@ -49,6 +52,11 @@ class DistributedDataParallel(Module, Joinable):
     `check_replicas_every`=N: before every N-th step the ranks compare a 64-bit hash of each parameter. If one differs,
     all raise RuntimeError, which names it and the first rank that differs (distributed.check_replicas). 0: never. In a
     world of one the wrapper only calls the module. Raises RuntimeError if no parameter requires a gradient.
+
+    With logical shards (`distributed.shards`) .grad is the mean over all shards after the loop over a step, with the
+    same bits for any number of ranks. `logical_shards`: None for the number that init_process_group was told; another
+    number raises ValueError. A rank with one shard may also use a plain loop, without random numbers in the model.
+    Forwards that are recorded then raise RuntimeError outside of a shard on ranks with another number of shards.
 
     These arguments of PyTorch are accepted and change nothing, because what they ask for is true anyway or has no
     meaning on CPUs: device_ids (at most one), output_device, dim, find_unused_parameters, check_reduction,
@@ -89,6 +97,7 @@ class DistributedDataParallel(Module, Joinable):
         forward_sync_buffers=None,
         *,
         check_replicas_every=0,
+        logical_shards=None,
     ):
         super().__init__()
         if not isinstance(module, Module):
@@ -112,6 +121,7 @@ class DistributedDataParallel(Module, Joinable):
         self.require_forward_param_sync = True  # whether the next forward starts from rank 0's buffers
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._bucket_bytes = cap, _MIB if bucket_cap_mb is None else cap
+        self._set_logical(logical_shards)
         if not self._reduced():
             raise RuntimeError(
                 "DistributedDataParallel is not needed when a module doesn't have any parameters that require a "
@@ -137,9 +147,30 @@ class DistributedDataParallel(Module, Joinable):
     def _reduced(self):
         return [(name, p) for name, p in self._kept(self.module.named_parameters()) if p.requires_grad]
 
+    def _set_logical(self, asked):
+        """Takes the logical shards of the default group, if this module is in it."""
+        logical = logical_now()
+        if asked is not None and asked != (logical.shards if logical else None):
+            raise ValueError(
+                f"DistributedDataParallel: logical_shards is {asked} (expected the number that init_process_group was "
+                f"told, {logical.shards if logical else None})"
+            )
+        self._logical = logical if logical is not None and self.process_group is current() else None
+        if self._logical is not None and any(isinstance(m, SyncBatchNorm) for m in self.module.modules()):
+            raise NotImplementedError(
+                "DistributedDataParallel: SyncBatchNorm beside logical shards, whose rows it would mix (expected "
+                "BatchNorm)"
+            )
+
+    @property
+    def runs_shards(self):
+        """Whether the gradient of a step is the mean over logical shards."""
+        return self._logical is not None
+
     def _make_reducer(self):
         names, params = zip(*self._reduced())
-        self.reducer = _C.Reducer(list(params), list(names), self.process_group, *self._bucket_bytes)
+        blocks = self._logical.blocks() if self.runs_shards else None
+        self.reducer = _C.Reducer(list(params), list(names), self.process_group, *self._bucket_bytes, blocks)
         self._reduced_at_wrap = list(zip(names, params))
         self._comm_hook = self._follower = None
 
@@ -148,6 +179,14 @@ class DistributedDataParallel(Module, Joinable):
             named = self._kept(getattr(self.module, f"named_{kind}s")())
             lines = [f"{name} {t.dtype} {list(t.shape)}{'' if t.requires_grad else ' frozen'}" for name, t in named]
             check_agreement(f"DistributedDataParallel: {kind}", lines, self.process_group)
+        if self.process_group is current():
+            said = f"logical_shards={self._logical.shards if self.runs_shards else None}"
+            check_agreement("DistributedDataParallel: setting", [said], self.process_group)
+        if self.runs_shards:
+            from pydist.distributed._group.numerics import fingerprint
+
+            lines = [f"{name}: {value}" for name, value in fingerprint()]
+            check_agreement("DistributedDataParallel: the ranks' arithmetic", lines, self.process_group)
 
     def _take_from(self, rank, tensors):
         """Takes the values of that rank, in one message for all small tensors of a dtype. It writes to `.data`: graphs
@@ -164,10 +203,68 @@ class DistributedDataParallel(Module, Joinable):
             self.process_group.broadcast(together, rank)
 
     def _sync_buffers(self, rank=0):
+        self._take_from(rank, self._buffers_now())
+
+    # ---- logical shards (distributed.shards)
+
+    def _buffers_now(self):
         found = (register.get(name) for register, name in self._buffers_at)
-        self._take_from(rank, [buffer for buffer in found if buffer is not None])
+        return [buffer for buffer in found if buffer is not None]
+
+    @no_grad()
+    def _put_buffers(self, kept):
+        for buffer, value in zip(self._buffers_now(), kept, strict=True):
+            buffer.data.copy_(value)
+
+    def open_shard(self, at):
+        """This rank begins its logical shard number `at`: with the buffers that the step began with."""
+        if at:
+            self._put_buffers(self._buffers_before)
+        else:
+            self._buffers_before = [buffer.detach().clone() for buffer in self._buffers_now()]
+        self.reducer.open_shard(at)
+
+    def close_shard(self, number):
+        """The logical shard `number` has ended. The buffers of shard 0 are those that the step leaves."""
+        self.reducer.close_shard()
+        if number == 0:
+            self._buffers_after = [buffer.detach().clone() for buffer in self._buffers_now()]
+
+    def end_step(self, owner):
+        """All logical shards of this rank have ended. `owner`: the rank that ran shard 0."""
+        if not self.reducer.shards:
+            self.reducer.close_shard()
+        if self.process_group.rank == owner:
+            self._put_buffers(self._buffers_after)
+        self._sync_buffers(owner)
+
+    def _forward_of_shard(self, args, kwargs):
+        if self._logical.open is None and _C.is_grad_enabled():
+            if self.reducer.shards != 1:
+                raise RuntimeError(
+                    f"DistributedDataParallel: a forward outside of a logical shard on a rank with {self.reducer.shards} of "
+                    f"{self._logical.shards} (expected `for step in dist.shards(loader):` and `for shard in step:` around "
+                    "it)"
+                )
+            self._open_only_shard()
+        return self.module(*args, **kwargs)
+
+    def _open_only_shard(self):
+        """In a plain loop on a rank with one shard: a forward begins it, or goes on with it after no_sync."""
+        if self.reducer.is_closed:
+            if any(p.grad is not None for _, p in self._reduced_at_wrap):
+                raise RuntimeError(
+                    "DistributedDataParallel: a parameter has a gradient already (expected zero_grad() before the forward: "
+                    "with logical shards, the micro-batches of a step accumulate in no_sync or in a shard)"
+                )
+            self._sync_buffers(self._logical.blocks().owner(0))
+            self.reducer.open_shard(0)
+        if self.reducer.sync:
+            self.reducer.last_backward()
 
     def forward(self, *args, **kwargs):
+        if self.runs_shards:
+            return self._forward_of_shard(args, kwargs)
         buffers = self.broadcast_buffers and self.require_forward_param_sync and self.process_group.size > 1
         self.require_forward_param_sync = reduces = self.reducer.sync and _C.is_grad_enabled()
         first = 0
@@ -203,6 +300,10 @@ class DistributedDataParallel(Module, Joinable):
         >>> model.module.bias.grad.tolist()
         [2.0]
         """
+        if self.runs_shards and self._logical.open is not None:
+            raise RuntimeError(
+                "no_sync: inside a logical shard, whose micro-batches accumulate anyway (expected no no_sync)"
+            )
         before, self.reducer.sync = self.reducer.sync, False
         try:
             yield
@@ -352,6 +453,10 @@ class DistributedDataParallel(Module, Joinable):
         return self._reduced_at_wrap[0][1].is_cuda and not _C.pretended_cuda()
 
     def _hook_is_free(self, op):
+        if self.runs_shards:
+            raise NotImplementedError(
+                f"{op}: a communication hook with logical shards (expected none: its sums depend on the number of ranks)"
+            )
         if self._comm_hook is not None:
             raise RuntimeError(f"{op}: a hook is registered already (expected one hook, before the first step)")
 
@@ -418,5 +523,6 @@ class DistributedDataParallel(Module, Joinable):
         """A copied or unpickled wrapper joins the default group. All ranks have to make it."""
         self.__dict__.update(state)
         self.process_group = current()
+        self._set_logical(None)
         self._make_reducer()
         member.register(self, self.process_group)

@@ -9,7 +9,7 @@ from pydist.distributed._group.process_group import get_rank
 from pydist.utils.data import _order
 from pydist.utils.data.collate import default_collate, default_convert
 from pydist.utils.data.dataset import IterableDataset
-from pydist.utils.data.fetch import END, of_indices, of_stream
+from pydist.utils.data.fetch import END, of_indices, of_stream, random_libraries
 from pydist.utils.data.pin import pinned
 from pydist.utils.data.prefetch import prefetch
 from pydist.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
@@ -200,9 +200,15 @@ class DataLoader:
     def _results(self, tasks, skipped):
         """The batches of the tasks. The first one has the number `skipped`."""
         seed, rank = self._seed, get_rank()
+        return self._from_jobs(((seed + number, 0, rank), task) for number, task in enumerate(tasks, skipped))
+
+    def _from_jobs(self, jobs, libraries=False):
+        """The results of jobs, which are pairs (state of the random generator, task), in order. `libraries`: the
+        generators of `random` and NumPy get a seed from that state, too, except in threads, which share them."""
+        seed = self._seed
         pins = self.pin_memory and cuda.is_available()
         if self.num_workers and self.multiprocessing_context is not None:
-            made = self._from_processes(tasks, seed + skipped, rank)
+            made = self._from_processes(jobs, seed, libraries)
             return map(pinned, made) if pins else made
         make = self._maker()()
 
@@ -210,36 +216,36 @@ class DataLoader:
             return pinned(make(task)) if pins else make(task)
 
         def seeded(job):
-            number, task = job
-            _C.set_rng_state((seed + number, 0, rank))
+            state, task = job
+            _C.set_rng_state(state)
             return fetch(task)
 
         def aside(job):  # runs in the consumer's thread, whose random numbers go on as if there were no loader
             before = _C._rng_key()
             try:
-                return seeded(job)
+                with random_libraries(job[0] if libraries else None):
+                    return seeded(job)
             finally:
                 _C.set_rng_state(before)
 
         workers = min(self.num_workers, 1) if self._is_iterable else self.num_workers
-        jobs = enumerate(tasks, skipped)
         if workers == 0:
             return map(aside, jobs)
         ahead = workers * self.prefetch_factor
         return prefetch(jobs, seeded, self._start_thread, workers, ahead, self.timeout or None, seed, self.dataset)
 
-    def _from_processes(self, tasks, seed, rank):
+    def _from_processes(self, jobs, seed, libraries):
         from pydist.utils.data.processes import Pool, results
 
         pool, self._pool = self._pool, None
         if pool is None or not pool.processes:  # no pool yet, or it was closed after an error
             pool = Pool(
-                self.multiprocessing_context, self.num_workers, self.dataset, self._maker(), self.worker_init_fn, rank
+                self.multiprocessing_context, self.num_workers, self.dataset, self._maker(), self.worker_init_fn
             )
         if self.persistent_workers:
             self._pool = pool
         timeout = self.timeout or None
-        return results(pool, tasks, seed, self.prefetch_factor, timeout, END, self.persistent_workers)
+        return results(pool, jobs, seed, libraries, self.prefetch_factor, timeout, END, self.persistent_workers)
 
     def _start_thread(self, worker):
         _C._rng_own(True)

@@ -16,7 +16,10 @@ class DistributedSampler(Sampler):
     sets it. With PYDIST_COMPAT_STRICT=1 in the environment the lists are PyTorch's, and only `set_epoch` changes the
     epoch.
 
-    `num_replicas` and `rank` default to those of the process group. Raises ValueError for a rank out of range.
+    `num_replicas` and `rank` default to those of the process group. With logical shards (distributed.shards) the
+    replicas are these shards: `of_shard(v)` has the items of one, and iterating needs a rank with exactly one of them.
+    Raises ValueError for a rank out of range, RuntimeError for a loop over the sampler on a rank with another number of
+    logical shards.
 
     >>> import pydist
     >>> [list(pydist.utils.data.DistributedSampler(range(5), 2, rank, shuffle=False)) for rank in (0, 1)]
@@ -24,11 +27,15 @@ class DistributedSampler(Sampler):
     """
 
     def __init__(self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False, *, pad=True):
+        self.is_by_shard = False
         if num_replicas is None or rank is None:
             from pydist import distributed
 
+            self.is_by_shard = num_replicas is rank is None and distributed.get_logical_shards() is not None
             num_replicas = distributed.get_world_size() if num_replicas is None else num_replicas
             rank = distributed.get_rank() if rank is None else rank
+        if self.is_by_shard:
+            num_replicas, rank = distributed.get_logical_shards(), 0
         if not 0 <= rank < num_replicas:
             raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]")
         self.dataset = dataset
@@ -52,16 +59,37 @@ class DistributedSampler(Sampler):
     @property
     def num_samples(self):
         """The number of items of this rank."""
-        return len(range(self.rank, self.total_size, self.num_replicas))
+        return len(range(self._replica(), self.total_size, self.num_replicas))
+
+    def _replica(self):
+        if not self.is_by_shard:
+            return self.rank
+        from pydist.distributed._group.logical import current
+
+        mine = current().mine() if current() is not None else []
+        if len(mine) != 1:
+            raise RuntimeError(
+                f"DistributedSampler: this rank has {len(mine)} logical shards (expected one, or a loop `for step in "
+                "distributed.shards(loader):`)"
+            )
+        return mine[0]
+
+    def order(self):
+        """The order of this epoch, which all replicas share."""
+        size = len(self.dataset)
+        if self.shuffle:
+            return permutation(size, _C.Generator().manual_seed(self.seed + self.epoch))
+        return range(size)
+
+    def of_shard(self, shard, first=0, end=None, order=None):
+        """Items first to end - 1 of a replica, as a list. `order`: what order() has returned, to draw it once."""
+        order, size = self.order() if order is None else order, len(self.dataset)
+        return [order[i % size] for i in range(shard, self.total_size, self.num_replicas)[first:end]]
 
     def __iter__(self):
-        size, total = len(self.dataset), self.total_size
-        if self.shuffle:
-            order = permutation(size, _C.Generator().manual_seed(self.seed + self.epoch))
-        else:
-            order = range(size)
-        mine = order[self.rank : total : self.num_replicas]
-        repeated = range(self.rank, total, self.num_replicas)[len(mine) :]
+        order, size, replica = self.order(), len(self.dataset), self._replica()
+        mine = order[replica : self.total_size : self.num_replicas]
+        repeated = range(replica, self.total_size, self.num_replicas)[len(mine) :]
         return chain(mine, [order[i % size] for i in repeated])
 
     def __len__(self):

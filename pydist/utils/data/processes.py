@@ -23,6 +23,7 @@ from time import monotonic
 from pydist import _C
 from pydist.multiprocessing.reductions import reduce_tensor, sendable
 from pydist.utils.data import prefetch
+from pydist.utils.data.fetch import seed_libraries
 
 _FDS = 200  # most descriptors in one message; the kernel allows 253
 _KILLED = 1.0  # s for the kernel to end killed workers
@@ -133,14 +134,14 @@ def _failure(error):
     return error, text
 
 
-def _main(connection, number, workers, dataset, make, start, rank):
+def _main(connection, number, workers, dataset, make, start):
     """Runs a worker. make() returns a new fetch function; start: worker_init_fn or None."""
     tasks, ended = SimpleQueue(), threading.Event()
     threading.Thread(target=_read_tasks, args=(connection, tasks, ended), daemon=True).start()
     _C._thread_num_threads(1)  # the workers share the cores with the training
     epoch = failed = fetch = None
     while (task := tasks.get()) is not None and not ended.is_set():
-        now, seed, count, what = task
+        now, seed, libraries, (state, what) = task
         try:
             if now != epoch:
                 epoch, fetch = now, make()
@@ -149,7 +150,9 @@ def _main(connection, number, workers, dataset, make, start, rank):
                     failed = _begin(number, seed, start)
             if failed is not None:
                 raise failed
-            _C.set_rng_state((seed + count, 0, rank))
+            _C.set_rng_state(state)
+            if libraries:
+                seed_libraries(state)
             result = ("done", fetch(what))
         except BaseException as error:
             result = ("failed", _failure(error))
@@ -190,7 +193,7 @@ class Pool:
     """`workers` processes from a multiprocessing context. Each has `make()`, a picklable function that makes its fetch
     function."""
 
-    def __init__(self, context, workers, dataset, make, start, rank):
+    def __init__(self, context, workers, dataset, make, start):
         self.connections, self.processes, self.waiting = [], [], []
         if not hasattr(context, "Process"):
             context = multiprocessing.get_context(context)
@@ -201,7 +204,7 @@ class Pool:
                 _open.add(ours.fileno())
                 self.connections.append(ours)
                 self.waiting.append(0)
-                arguments = (theirs, number, workers, dataset, make, start, rank)
+                arguments = (theirs, number, workers, dataset, make, start)
                 process = context.Process(target=_main, args=arguments, daemon=True, name=f"pydist-loader-{number}")
                 process.start()
                 theirs.close()
@@ -292,18 +295,18 @@ class Pool:
             self.close()
 
 
-def results(pool, tasks, seed, ahead, timeout, end, keep):
-    """Yields the results of the tasks in order, with `ahead` of them under way for each worker. Task i goes to worker i
+def results(pool, jobs, seed, libraries, ahead, timeout, end, keep):
+    """Yields the results of the jobs in order, with `ahead` of them under way for each worker. Job i goes to worker i
     modulo the number of workers, without those whose stream has ended (`end`). The pool is closed at the end unless
     `keep`."""
     pool.epoch += 1
-    queue, tasks, turn = deque(), enumerate(tasks), deque(range(len(pool.processes)))
+    queue, jobs, turn = deque(), iter(jobs), deque(range(len(pool.processes)))
 
     def submit():
-        if turn and (task := next(tasks, None)) is not None:
+        if turn and (job := next(jobs, None)) is not None:
             number = turn[0]
             turn.rotate(-1)
-            pool.submit(number, (pool.epoch, seed, *task))
+            pool.submit(number, (pool.epoch, seed, libraries, job))
             queue.append(number)
 
     try:
