@@ -117,8 +117,8 @@ static pd_status read_list(const parser *p, const pd_feature *f, part list, int6
                    : f->kind == PD_FLOATS ? read_floats(p, f, &in, n)
                                           : read_bytes(p, f, &in, n);
         if (!good)
-            return pd_fail(PD_E_DATA, "%s: row %lld: the values of feature '%.*s' are damaged", p->op, (long long)p->row,
-                           KEY(f));
+            return pd_fail(PD_E_DATA, "%s: row %lld: the values of feature '%.*s' are damaged", p->op,
+                           (long long)p->row, KEY(f));
     }
     return PD_OK;
 }
@@ -141,8 +141,8 @@ static pd_status read_feature(const parser *p, const pd_feature *f, part message
         if (kind == f->kind) PD_TRY(read_list(p, f, in.content, &n));
     }
     if (kind && kind != f->kind)
-        return pd_fail(PD_E_DATA, "%s: row %lld: feature '%.*s' is a %s (expected a %s)", p->op, (long long)p->row, KEY(f),
-                       kind_name(kind), kind_name(f->kind));
+        return pd_fail(PD_E_DATA, "%s: row %lld: feature '%.*s' is a %s (expected a %s)", p->op, (long long)p->row,
+                       KEY(f), kind_name(kind), kind_name(f->kind));
     f->counts[p->row] = kind ? n : -1;
     if (!kind || f->varying || n == f->size) return PD_OK;
     return pd_fail(PD_E_DATA, "%s: row %lld: feature '%.*s' has %lld values (expected %lld)", p->op, (long long)p->row,
@@ -218,8 +218,8 @@ pd_status pd_example_parse(const char *op, const char *data, int64_t bytes, cons
         p.next = 0;
         int64_t begin = spans[2 * i], end = spans[2 * i + 1];
         if (begin < 0 || end < begin || end > bytes)
-            status = pd_fail(PD_E_DATA, "%s: row %lld is at bytes %lld to %lld of %lld", op, (long long)i, (long long)begin,
-                             (long long)end, (long long)bytes);
+            status = pd_fail(PD_E_DATA, "%s: row %lld is at bytes %lld to %lld of %lld", op, (long long)i,
+                             (long long)begin, (long long)end, (long long)bytes);
         PD_THEN(read_row(&p, (part){(const uint8_t *)data + begin, (const uint8_t *)data + end}));
     }
     pd_host_acquire(token);

@@ -1,5 +1,5 @@
-/* Messages of tf.train.Example to columns: of each row, the values of the features that the caller names. Reads the wire
-   format of Protocol Buffers itself, and trusts no length in it. */
+/* Messages of tf.train.Example to columns: of each row, the values of the features that the caller names. Reads the
+   wire format of Protocol Buffers itself, and trusts no length in it. */
 #ifndef PD_DATA_EXAMPLE_H
 #define PD_DATA_EXAMPLE_H
 
@@ -18,9 +18,9 @@ typedef struct pd_feature {
     int64_t *counts;        /* [rows]: values that a row has, -1: the feature is absent and `values` is as before */
 } pd_feature;
 
-/* Reads `rows` messages: row i is data[spans[2 i]] up to data[spans[2 i + 1]], within `bytes`. Fails with PD_E_DATA, naming
-   row and feature, if one is no Example or has other values than the features say. Gives up the host's lock for long
-   work. */
+/* Reads `rows` messages: row i is data[spans[2 i]] up to data[spans[2 i + 1]], within `bytes`. Fails with PD_E_DATA,
+   naming row and feature, if one is no Example or has other values than the features say. Gives up the host's lock for
+   long work. */
 pd_status pd_example_parse(const char *op, const char *data, int64_t bytes, const int64_t *spans, int64_t rows,
                            pd_feature *features, int count);
 

@@ -204,9 +204,11 @@ static pd_status check_record(const pd_files *files, const pd_file *f, int64_t r
     uint64_t length = pd_little_endian(p, 8);
     int64_t data = bytes - PD_RECORD_HEAD - PD_RECORD_TAIL;
     if (length != (uint64_t)data)
-        return pd_fail(PD_E_DATA, "%s: %s: record %lld at byte %lld has %llu bytes (expected %lld, as when records were "
-                       "counted)", files->op, f->path, (long long)record, (long long)f->starts[record],
-                       (unsigned long long)length, (long long)data);
+        return pd_fail(PD_E_DATA,
+                       "%s: %s: record %lld at byte %lld has %llu bytes (expected %lld, as when records were "
+                       "counted)",
+                       files->op, f->path, (long long)record, (long long)f->starts[record], (unsigned long long)length,
+                       (long long)data);
     uint32_t got = pd_crc_masked(pd_crc32c(0, p + PD_RECORD_HEAD, (size_t)data));
     uint32_t expected = (uint32_t)pd_little_endian(p + bytes - PD_RECORD_TAIL, PD_RECORD_TAIL);
     if (got == expected) return PD_OK;
@@ -224,7 +226,8 @@ static pd_status frame(const pd_files *files, const pd_file *f, int64_t record, 
                        int64_t *spans) {
     int64_t from = start_of(files, f, record);
     for (int64_t i = 0; i < n; i++) {
-        int64_t begin = at + start_of(files, f, record + i) - from, end = at + start_of(files, f, record + i + 1) - from;
+        int64_t begin = at + start_of(files, f, record + i) - from,
+                end = at + start_of(files, f, record + i + 1) - from;
         if (files->framing == PD_RECORDS) {
             PD_TRY(check_record(files, f, record + i, to + begin, end - begin));
             begin += PD_RECORD_HEAD;

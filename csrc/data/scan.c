@@ -33,9 +33,9 @@ static pd_status move(scan *s, int64_t at, int64_t most) {
 }
 
 static pd_status cut(const scan *s, int64_t at, uint64_t wanted) {
-    return pd_fail(PD_E_DATA, "%s: %s is cut: record %zu at byte %lld ends with the file after %lld bytes (expected %llu)",
-                   s->files->op, s->file->path, s->n, (long long)at, (long long)(s->file->size - at),
-                   (unsigned long long)wanted);
+    return pd_fail(
+        PD_E_DATA, "%s: %s is cut: record %zu at byte %lld ends with the file after %lld bytes (expected %llu)",
+        s->files->op, s->file->path, s->n, (long long)at, (long long)(s->file->size - at), (unsigned long long)wanted);
 }
 
 static pd_status scan_records(scan *s) {
@@ -51,9 +51,10 @@ static pd_status scan_records(scan *s) {
         uint64_t length = pd_little_endian(p, 8);
         uint32_t got = pd_crc_masked(pd_crc32c(0, p, 8)), expected = (uint32_t)pd_little_endian(p + 8, 4);
         if (got != expected)
-            return pd_fail(PD_E_DATA, "%s: %s is damaged, or no file of TFRecords: the length of record %zu at byte %lld "
-                           "has checksum 0x%08x (expected 0x%08x)", s->files->op, s->file->path, s->n, (long long)at, got,
-                           expected);
+            return pd_fail(PD_E_DATA,
+                           "%s: %s is damaged, or no file of TFRecords: the length of record %zu at byte %lld "
+                           "has checksum 0x%08x (expected 0x%08x)",
+                           s->files->op, s->file->path, s->n, (long long)at, got, expected);
         if (left < frames || length > left - frames) return cut(s, at, length + frames);
         PD_TRY(add(s, at));
         next = at + (int64_t)(length + frames);

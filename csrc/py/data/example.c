@@ -35,7 +35,8 @@ static bool make_values(columns *c, Py_ssize_t i) {
     int64_t size[PD_MAX_DIMS];
     Py_ssize_t ndim = 0, own = f->varying ? 1 : PyTuple_GET_SIZE(shape);
     if (own + 2 > PD_MAX_DIMS) {
-        PyErr_Format(PyExc_ValueError, "%s: a feature has %zd dims (expected %d or fewer)", c->op, own, PD_MAX_DIMS - 2);
+        PyErr_Format(PyExc_ValueError, "%s: a feature has %zd dims (expected %d or fewer)", c->op, own,
+                     PD_MAX_DIMS - 2);
         return false;
     }
     if (!c->single) size[ndim++] = c->rows;
@@ -48,16 +49,16 @@ static bool make_values(columns *c, Py_ssize_t i) {
     return f->values;
 }
 
-/* One feature as the caller says it: (key, kind, size, required, counted, shape). size -1: as many values as the longest
-   row has. */
+/* One feature as the caller says it: (key, kind, size, required, counted, shape). size -1: as many values as the
+   longest row has. */
 static bool make_column(columns *c, Py_ssize_t i, PyObject *said) {
     pd_feature *f = &c->features[i];
     column *k = &c->column[i];
     Py_ssize_t bytes;
     int kind, required, counted;
     long long size;
-    if (!PyArg_ParseTuple(said, "y#iLppO!:_data_example", &f->key, &bytes, &kind, &size, &required, &counted, &PyTuple_Type,
-                          &k->shape))
+    if (!PyArg_ParseTuple(said, "y#iLppO!:_data_example", &f->key, &bytes, &kind, &size, &required, &counted,
+                          &PyTuple_Type, &k->shape))
         return false;
     *f = (pd_feature){f->key, (size_t)bytes, (pd_feature_kind)kind, size, required, size < 0, NULL, NULL};
     k->counted = counted;
@@ -95,7 +96,8 @@ static PyObject *result_of(columns *c) {
     PyObject *list = PyList_New(c->count);
     for (Py_ssize_t i = 0; list && i < c->count; i++) {
         column *k = &c->column[i];
-        PyObject *one = k->counted ? Py_BuildValue("NN", pd_py_wrap(k->values), pd_py_wrap(k->counts)) : pd_py_wrap(k->values);
+        PyObject *one =
+            k->counted ? Py_BuildValue("NN", pd_py_wrap(k->values), pd_py_wrap(k->counts)) : pd_py_wrap(k->values);
         if (!one) Py_CLEAR(list);
         else PyList_SET_ITEM(list, i, one);
     }
@@ -133,8 +135,8 @@ static PyObject *example(PyObject *module, PyObject *args) {
 static PyMethodDef functions[] = {
     {"_data_example", example, METH_VARARGS,
      "_data_example(op, data, spans, ((key, kind, size, required, counted, shape), ...)): the values of messages of "
-     "tf.train.Example, or pairs (values, counts). kind: 1 bytes, 2 floats, 3 ints; size -1: as many as the longest row "
-     "has."},
+     "tf.train.Example, or pairs (values, counts). kind: 1 bytes, 2 floats, 3 ints; size -1: as many as the longest "
+     "row has."},
     {0}};
 
 int pd_py_add_data_example(PyObject *module) { return PyModule_AddFunctions(module, functions); }

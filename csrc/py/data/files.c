@@ -175,8 +175,8 @@ static PyMethodDef functions[] = {
     {"_data_files_scan", scan, METH_VARARGS,
      "_data_files_scan(files, i): where the records of file i begin, and the last one ends."},
     {"_data_files_index", set_index, METH_VARARGS,
-     "_data_files_index(files, i, starts): tells where the records of file i begin, or how many it has. In the order of "
-     "files. Returns how many records there are so far."},
+     "_data_files_index(files, i, starts): tells where the records of file i begin, or how many it has. In the order "
+     "of files. Returns how many records there are so far."},
     {"_data_files_rows", rows, METH_VARARGS, "_data_files_rows(files, numbers): (bytes, spans) of these records."},
     {"_data_crc32c", crc32c, METH_VARARGS, "_data_crc32c(bytes): the masked CRC-32C of TFRecords."},
     {0}};
