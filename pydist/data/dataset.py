@@ -1,7 +1,9 @@
 """Dataset: tf.data's names over pydist's tensors."""
 
+import bisect
+
 from pydist import _C
-from pydist.data import batch, function, order, sources, spec
+from pydist.data import batch, function, nested, order, sources, spec
 from pydist.data.iterator import Iterator, NumpyIterator, drawn_seed
 from pydist.data.options import Options
 from pydist.data.spec import AUTOTUNE, INFINITE, UNKNOWN
@@ -20,6 +22,17 @@ def _threads(number, where):
     if number != AUTOTUNE and number < 1:
         raise ValueError(f"{where}: num_parallel_calls is {number} (expected 1 or more, AUTOTUNE or None)")
     return number
+
+
+_CYCLE = 16  # data sets that are read in turn where a program does not say: a number that every machine has
+
+
+def _alike(datasets, where):
+    """The steps of data sets that follow each other."""
+    steps = [_step_of(one, where) for one in datasets]
+    if not steps:
+        raise ValueError(f"{where}: got no data sets (expected at least one)")
+    return steps
 
 
 def _step_of(dataset, where):
@@ -95,6 +108,34 @@ class Dataset:
         return Dataset(sources.Items(dataset))
 
     @staticmethod
+    def from_generator(generator, output_types=None, output_shapes=None, args=None, output_signature=None, name=None):
+        """What a generator yields: `generator(*args)` is called for each pass.
+
+        `output_signature` says what elements are, as nested TensorSpec (or `output_types` and `output_shapes`, the older
+        form). An element that does not fit raises DataError. Without one, elements have to have the structure, dtypes and
+        numbers of dims of the first one.
+
+        >>> def squares(n):
+        ...     for i in range(n):
+        ...         yield i * i
+        >>> [x.item() for x in Dataset.from_generator(squares, args=[3])]
+        [0, 1, 4]
+        """
+        if not callable(generator):
+            raise TypeError(f"from_generator: generator is {type(generator).__name__} (expected a callable)")
+        arguments = [leaf.numpy() if hasattr(leaf, "numpy") else leaf for leaf in args or ()]
+        if output_signature is None and output_types is not None:
+            output_signature = spec.signature_of(output_types, output_shapes)
+        tree = known = None
+        if output_signature is not None:
+            known = []
+            tree = spec.flatten(output_signature, known)
+            for one in known:
+                if not isinstance(one, spec.TensorSpec):
+                    raise TypeError(f"from_generator: output_signature has {one!r} (expected TensorSpec)")
+        return Dataset(sources.Generator(generator, arguments, tree, known))
+
+    @staticmethod
     def range(*args, output_type=_C.int64, name=None):
         """range(stop), range(start, stop) or range(start, stop, step), as int64."""
         if not 1 <= len(args) <= 3:
@@ -125,11 +166,49 @@ class Dataset:
         """
         given = datasets if datasets is not None else args[0] if len(args) == 1 else args
         leaves = []
-        outer = spec.flatten(given, leaves)
+        outer = spec.flatten(tuple(given) if isinstance(given, list) else given, leaves)
         steps = [_step_of(one, "zip") for one in leaves]
         if not steps:
             raise ValueError("zip: got no data sets (expected at least one)")
         return Dataset(order.Zip(outer, steps))
+
+    @staticmethod
+    def sample_from_datasets(datasets, weights=None, seed=None, stop_on_empty_dataset=False,
+                             rerandomize_each_iteration=None):  # fmt: skip
+        """Elements of several data sets, drawn with these weights (equal ones by default). A data set that has ended is
+        drawn no more, or ends all of them.
+
+        >>> ds = Dataset.sample_from_datasets([Dataset.range(3), Dataset.range(10, 13)], seed=0)
+        >>> sorted(x.item() for x in ds)
+        [0, 1, 2, 10, 11, 12]
+        """
+        where = "sample_from_datasets"
+        steps = _alike(datasets, where)
+        weights = [1.0] * len(steps) if weights is None else weights
+        weights = weights.tolist() if hasattr(weights, "tolist") else weights
+        if not isinstance(weights, (list, tuple)) or len(weights) != len(steps):
+            raise ValueError(
+                f"{where}: weights is {weights!r} (expected a number for each of the {len(steps)} data sets)"
+            )
+        if min(weights) < 0 or not sum(weights) > 0:
+            raise ValueError(f"{where}: weights is {weights!r} (expected 0 or more, and a sum above 0)")
+        weights = tuple(float(weight) for weight in weights)
+        step = nested.Choose(steps, bool(stop_on_empty_dataset), weights, seed=_seed(seed, where))
+        step.epochs = 0
+        return Dataset(step)
+
+    @staticmethod
+    def choose_from_datasets(datasets, choice_dataset, stop_on_empty_dataset=True):
+        """Elements of several data sets: `choice_dataset` has the numbers of the data sets that they come from.
+
+        >>> choice = Dataset.range(2).repeat(2)
+        >>> ds = Dataset.choose_from_datasets([Dataset.range(3), Dataset.range(10, 13)], choice)
+        >>> [x.item() for x in ds]
+        [0, 10, 1, 11]
+        """
+        where = "choose_from_datasets"
+        choice = _step_of(choice_dataset, where)
+        return Dataset(nested.Choose(_alike(datasets, where), bool(stop_on_empty_dataset), choice=choice, seed=0))
 
     # Steps
 
@@ -147,6 +226,209 @@ class Dataset:
         [0, 1, 4]
         """
         return self._with(function.Map(self._node, map_func, _threads(num_parallel_calls, "map"), batched))
+
+    def filter(self, predicate, name=None):
+        """The elements of which `predicate` is true.
+
+        >>> [x.item() for x in Dataset.range(5).filter(lambda x: x % 2 == 0)]
+        [0, 2, 4]
+        """
+        return self._with(function.Filter(self._node, predicate))
+
+    def take_while(self, predicate, name=None):
+        """The elements before the first one of which `predicate` is false."""
+        return self._with(function.TakeWhile(self._node, predicate))
+
+    def flat_map(self, map_func, name=None):
+        """The elements of the data sets that a function makes of each element, one data set after another.
+
+        >>> [x.item() for x in Dataset.range(4).flat_map(lambda n: Dataset.range(n))]
+        [0, 0, 1, 0, 1, 2]
+        """
+        return self._with(nested.Interleave(self._node, map_func, 1, 1, where="flat_map"))
+
+    def interleave(self, map_func, cycle_length=None, block_length=None, num_parallel_calls=None, deterministic=None,
+                   name=None):  # fmt: skip
+        """The elements of the data sets that a function makes of each element: of `cycle_length` data sets at a time (16 by
+        default), `block_length` elements of each in turn. With `num_parallel_calls`, threads read ahead where that helps.
+
+        >>> ds = Dataset.range(2).interleave(lambda n: Dataset.range(10 * n, 10 * n + 3))
+        >>> [x.item() for x in ds]
+        [0, 10, 1, 11, 2, 12]
+        """
+        cycle = AUTOTUNE if cycle_length is None else spec.count_of(cycle_length, "interleave", "cycle_length")
+        cycle = _CYCLE if cycle == AUTOTUNE else spec.count_of(cycle, "interleave", "cycle_length", 1)
+        block = 1 if block_length is None else spec.count_of(block_length, "interleave", "block_length", 1)
+        threads = _threads(num_parallel_calls, "interleave")
+        return self._with(nested.Interleave(self._node, map_func, cycle, block, threads))
+
+    def scan(self, initial_state, scan_func, name=None):
+        """The elements that a function makes of a state and each element: it returns (next state, element).
+
+        >>> sums = Dataset.range(4).scan(0, lambda total, x: (total + x, total + x))
+        >>> [x.item() for x in sums]
+        [0, 1, 3, 6]
+        """
+        return self._with(function.Scan(self._node, scan_func, *spec.leaves_of(initial_state, "scan")))
+
+    def unique(self, name=None):
+        """The elements that differ from all before. They have to be single tensors."""
+        return self._with(function.Unique(self._node))
+
+    def ignore_errors(self, log_warning=False, name=None):
+        """Leaves out elements that raise an exception: damaged records, functions that fail."""
+        return self._with(function.IgnoreErrors(self._node, bool(log_warning)))
+
+    def group_by_window(self, key_func, reduce_func, window_size=None, window_size_func=None, name=None):
+        """Gathers `window_size` elements with one key (an int), and gives the elements of the data set that
+        `reduce_func(key, dataset)` returns. `window_size_func(key)`: how many.
+
+        >>> ds = Dataset.range(6).group_by_window(lambda x: x % 2, lambda key, ds: ds.batch(3), window_size=3)
+        >>> [x.tolist() for x in ds]
+        [[0, 2, 4], [1, 3, 5]]
+        """
+        where = "group_by_window"
+        if (window_size is None) == (window_size_func is None):
+            raise ValueError(
+                f"{where}: got window_size {window_size} and window_size_func {window_size_func} (expected one)"
+            )
+        size = window_size_func if window_size is None else spec.count_of(window_size, where, "window_size", 1)
+        if window_size is None and not callable(size):
+            raise TypeError(f"{where}: window_size_func is {type(size).__name__} (expected a callable)")
+        return self._with(nested.GroupByWindow(self._node, key_func, reduce_func, size))
+
+    def bucket_by_sequence_length(self, element_length_func, bucket_boundaries, bucket_batch_sizes, padded_shapes=None,
+                                  padding_values=None, pad_to_bucket_boundary=False, no_padding=False,
+                                  drop_remainder=False, name=None):  # fmt: skip
+        """Padded batches of elements of similar length. An element goes to the first bucket whose boundary is above its
+        length; there are one more batch sizes than boundaries.
+
+        >>> import pydist
+        >>> ds = Dataset.range(1, 7).map(lambda n: pydist.arange(n.item()))
+        >>> for batch in ds.bucket_by_sequence_length(len, [3, 5], [2, 2, 2]):
+        ...     print(tuple(batch.shape))
+        (2, 2)
+        (2, 4)
+        (2, 6)
+        """
+        where = "bucket_by_sequence_length"
+        bounds = [spec.count_of(n, where, "a boundary") for n in bucket_boundaries]
+        sizes = [spec.count_of(n, where, "a batch size", 1) for n in bucket_batch_sizes]
+        if len(sizes) != len(bounds) + 1 or bounds != sorted(set(bounds)):
+            raise ValueError(
+                f"{where}: got boundaries {bounds} and batch sizes {sizes} (expected rising boundaries, and one more size)"
+            )
+
+        def bucket(*element):
+            return bisect.bisect_right(bounds, spec.count_of(element_length_func(*element), where, "a length"))
+
+        def batches(key, elements):
+            size = sizes[key.item()]
+            if no_padding:
+                return elements.batch(size, drop_remainder)
+            shapes = padded_shapes
+            if pad_to_bucket_boundary:
+                if key.item() == len(bounds):
+                    raise _C.DataError(
+                        f"{where}: an element is longer than {bounds[-1] - 1} (expected a boundary above all)"
+                    )
+                shapes = elements._filled_shapes(padded_shapes, bounds[key.item()] - 1)
+            return elements.padded_batch(size, shapes, padding_values, drop_remainder)
+
+        return self.group_by_window(bucket, batches, window_size_func=lambda key: sizes[key.item()])
+
+    def _filled_shapes(self, padded_shapes, length):
+        """padded_shapes with a length for the sizes that are None."""
+        specs = self._node.specs()
+        shapes = spec.shapes_of(padded_shapes, len(specs), self._node, "bucket_by_sequence_length")
+        full = [(None,) * len(one.shape) if shape is None else shape for one, shape in zip(specs, shapes)]
+        return spec.Flat(tuple(length if n is None else n for n in shape) for shape in full)
+
+    def rejection_resample(self, class_func, target_dist, initial_dist=None, seed=None, name=None):
+        """(class, element) of elements that are left out so that their classes have the distribution `target_dist`.
+        `initial_dist`: that of the data; without it, it is what has been seen so far."""
+        where = "rejection_resample"
+        target, initial = spec.distribution(target_dist, where, "target_dist"), None
+        if initial_dist is not None:
+            initial = spec.distribution(initial_dist, where, "initial_dist")
+            if len(initial) != len(target):
+                raise ValueError(
+                    f"{where}: initial_dist has {len(initial)} classes (expected {len(target)}, as target_dist)"
+                )
+        step = function.Resample(self._node, class_func, target, initial, _seed(seed, where))
+        step.epochs = 0
+        return self._with(step)
+
+    def window(self, size, shift=None, stride=1, drop_remainder=False, name=None):
+        """Data sets of `size` elements that follow each other, `stride` apart; each window begins `shift` elements after the
+        one before (`size` by default). Of elements with several components each one is a data set of its own.
+
+        >>> ds = Dataset.range(5).window(3, shift=1, drop_remainder=True)
+        >>> [x.tolist() for x in ds.flat_map(lambda window: window.batch(3))]
+        [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+        """
+        size = spec.count_of(size, "window", "size", 1)
+        shift = size if shift is None else spec.count_of(shift, "window", "shift", 1)
+        stride = spec.count_of(stride, "window", "stride", 1)
+        return self._with(nested.Window(self._node, size, shift, stride, bool(drop_remainder)))
+
+    def padded_batch(self, batch_size, padded_shapes=None, padding_values=None, drop_remainder=False, name=None):
+        """Batches of elements whose shapes differ, filled up to the largest of the batch, or to `padded_shapes` (None or -1:
+        the largest). `padding_values`: 0 and "" by default, for all components or nested as the elements are.
+
+        >>> import pydist
+        >>> ds = Dataset.range(1, 4).map(lambda n: pydist.full((n.item(),), n.item()))
+        >>> next(iter(ds.padded_batch(3))).tolist()
+        [[1, 0, 0], [2, 2, 0], [3, 3, 3]]
+        """
+        size = spec.count_of(batch_size, "padded_batch", "batch_size", 1)
+        return self._with(batch.PaddedBatch(self._node, size, padded_shapes, padding_values, bool(drop_remainder)))
+
+    def unbatch(self):
+        """The rows of batches.
+
+        >>> [x.item() for x in Dataset.range(3).batch(2).unbatch()]
+        [0, 1, 2]
+        """
+        return self._with(batch.Unbatch(self._node))
+
+    def rebatch(self, batch_size, drop_remainder=False, name=None):
+        """Batches of another size, made of batches without taking them apart. A list: these sizes in turn.
+
+        >>> [x.tolist() for x in Dataset.range(7).batch(3).rebatch(2)]
+        [[0, 1], [2, 3], [4, 5], [6]]
+        """
+        sizes = batch_size.tolist() if hasattr(batch_size, "tolist") else batch_size
+        sizes = sizes if isinstance(sizes, (list, tuple)) and sizes else [sizes]
+        sizes = [spec.count_of(size, "rebatch", "batch_size", 1) for size in sizes]
+        return self._with(batch.Rebatch(self._node, sizes, bool(drop_remainder)))
+
+    def ragged_batch(self, *args, **kwargs):
+        """There are no ragged tensors: NotImplementedError."""
+        raise NotImplementedError(
+            "ragged_batch: there are no ragged tensors (expected padded_batch, which fills rows up)"
+        )
+
+    sparse_batch = ragged_batch
+
+    def reduce(self, initial_state, reduce_func, name=None):
+        """The last state: reduce_func(state, element) makes the next one.
+
+        >>> Dataset.range(5).reduce(0, lambda total, x: total + x).item()
+        10
+        """
+        tree, leaves = spec.leaves_of(initial_state, "reduce")
+        reducer = function.Function(reduce_func, self._node, "reduce")
+        iterator = iter(self)
+        try:
+            for number, element in enumerate(iterator):
+                value = reducer.of((spec.pack(tree, leaves), element), number, iterator._run)
+                after_tree, after = spec.leaves_of(value, "reduce")
+                function.same_state(reducer, after_tree, after, tree, leaves, number)
+                leaves = after
+        finally:
+            iterator.close()
+        return spec.pack(tree, leaves)
 
     def batch(self, batch_size, drop_remainder=False, num_parallel_calls=None, deterministic=None, name=None):
         """Batches of this many elements, stacked; the last one may be smaller, or left out.

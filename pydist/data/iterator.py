@@ -1,13 +1,10 @@
 """One pass over a data set, whose place can be saved."""
 
-import logging
-
 from pydist import _C
 from pydist.data import spec, state
 from pydist.data.step import Run
 
 _VERSION = 1
-_log = logging.getLogger("pydist.data")
 _SEEDS = 1 << 62
 
 
@@ -19,8 +16,9 @@ def drawn_seed():
 class Iterator:
     """The elements of a data set, one after another, as `iter(dataset)` gives them.
 
-    `state_dict()` says where it is, in a small dictionary of numbers and strings; `load_state_dict` goes there. A plan that
-    reads by number goes there at once; one with a step such as `filter` makes the elements before again, and says so.
+    `state_dict()` says where it is; `load_state_dict` goes there. The state of a plan that reads by number is a small
+    dictionary of numbers and strings. That of a plan with streams (`filter`, `interleave`, generators) also has the
+    elements that have been read and not yet given away, as tensors: `pydist.save` keeps it.
 
     >>> from pydist.data import Dataset
     >>> ds = Dataset.range(6).shuffle(6, seed=1)
@@ -53,8 +51,12 @@ class Iterator:
         return self
 
     def __next__(self):
-        leaves = next(self._stream)
-        self._taken += 1
+        self._taken += 1  # also where the element raises
+        try:
+            leaves = next(self._stream)
+        except StopIteration:
+            self._taken -= 1
+            raise
         tree = self._step.tree
         return leaves[0] if tree is None else spec.pack(tree, leaves)
 
@@ -72,8 +74,9 @@ class Iterator:
         return self._dataset.element_spec
 
     def state_dict(self):
-        """Where the iterator is: the fingerprint of the plan, the number of the pass, of the next element, and seeds."""
-        return {
+        """Where the iterator is: the fingerprint of the plan, the number of the pass, of the next element, and seeds; where
+        the plan has streams, also where they are (None: they cannot say, and all elements before are made again)."""
+        saved = {
             "version": _VERSION,
             "plan": state.fingerprint(self._step),
             "epoch": self._run.epoch,
@@ -81,6 +84,12 @@ class Iterator:
             "base": self._run.base,
             "seeds": [self._run.seeds.get(id(step), step.seed) for step in self._seeded],
         }
+        if not self._step.indexed:
+            try:
+                saved["stream"] = self._stream.save()
+            except state.CannotBeSaved:
+                saved["stream"] = None
+        return saved
 
     def load_state_dict(self, saved):
         """Goes where another iterator of the same plan was. Raises ValueError for a state of another plan."""
@@ -101,11 +110,14 @@ class Iterator:
         epoch, count, base = numbers
         self.close()
         self._begin(Run(epoch, base, {id(step): seed for step, seed in zip(self._seeded, seeds)}))
-        if count and not self._step.indexed:
-            _log.info(
-                "load_state_dict: makes %d elements again, since the plan has steps that do not read by number", count
+        stream = count if self._step.indexed else saved.get("stream")
+        if stream is not None:
+            self._stream.load(stream)
+        else:
+            state.log.info(
+                "load_state_dict: makes %d elements again: the plan has data sets that no state holds", count
             )
-        self._stream.skip(count)
+            self._stream.skip(count)
         self._taken = count
 
     def close(self):

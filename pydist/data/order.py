@@ -1,11 +1,12 @@
 """Steps that choose, order and join elements."""
 
+import contextlib
 from collections import defaultdict
 
 from pydist import _C
-from pydist.data import spec
-from pydist.data.spec import ENDLESS, INFINITE, TensorSpec, UNKNOWN
-from pydist.data.step import Step, each, moved, tensor_of
+from pydist.data import spec, streams
+from pydist.data.spec import ENDLESS, INFINITE, UNKNOWN
+from pydist.data.step import NoElement, Step, each, moved, tensor_of
 
 _FAR = 40  # bits of the numbers of passes within an endless repeat
 
@@ -14,10 +15,14 @@ class Shuffle(Step):
     def __init__(self, step, window, seed, reshuffle):
         self.inputs, self.window, self.seed, self.reshuffle = (step,), window, seed, reshuffle
 
+    def seed_and_epoch(self, run):
+        """What the order of a pass depends on."""
+        return run.seeds.get(id(self), self.seed or 0), run.epoch if self.reshuffle else 0
+
     def places(self, numbers, run):
         """The numbers of the elements that stand at these places."""
         n = self.input.count()
-        seed, epoch = run.seeds.get(id(self), self.seed or 0), run.epoch if self.reshuffle else 0
+        seed, epoch = self.seed_and_epoch(run)
         return _C._data_order(ENDLESS if n == INFINITE else n, self.window, seed, epoch, numbers)
 
     def get(self, i, run):
@@ -25,6 +30,12 @@ class Shuffle(Step):
 
     def rows(self, numbers, run):
         return self.input.rows(self.places(numbers, run), run)
+
+    def stream(self, run):
+        return streams.ShuffleStream(self, run)
+
+    def first(self, run):
+        return self.input.first(run)  # fills no buffer
 
     def detail(self):
         return (self.window, self.reshuffle)
@@ -39,7 +50,11 @@ class Repeat(Step):
             return 0
         return INFINITE if n == INFINITE or self.times < 0 else n * self.times
 
-    def _epoch(self, run, turn):
+    def stream(self, run):
+        return streams.RepeatStream(self, run)
+
+    def epoch_of(self, run, turn):
+        """The pass over the steps before that is number `turn` of this one."""
         return run.at(((run.epoch << _FAR) if self.times < 0 else run.epoch * self.times) + turn)
 
     def get(self, i, run):
@@ -47,7 +62,7 @@ class Repeat(Step):
         if n == INFINITE:
             return self.input.get(i, run)
         turn, i = divmod(i, n)
-        return self.input.get(i, self._epoch(run, turn))
+        return self.input.get(i, self.epoch_of(run, turn))
 
     def rows(self, numbers, run):
         n = self.input.count()
@@ -55,13 +70,13 @@ class Repeat(Step):
             return self.input.rows(numbers, run)
         if isinstance(numbers, range) and numbers.step > 0 and numbers[0] // n == numbers[-1] // n:
             turn = numbers[0] // n
-            return self.input.rows(moved(numbers, 1, -turn * n), self._epoch(run, turn))
+            return self.input.rows(moved(numbers, 1, -turn * n), self.epoch_of(run, turn))
         groups = defaultdict(list)
         for place, i in enumerate(each(numbers)):
             groups[i // n].append((place, i % n))
         return spec.merge(
             [([place for place, _ in group],
-              self.input.rows(tensor_of(i for _, i in group), self._epoch(run, turn))) for turn, group in groups.items()],
+              self.input.rows(tensor_of(i for _, i in group), self.epoch_of(run, turn))) for turn, group in groups.items()],
             len(numbers),
         )  # fmt: skip
 
@@ -77,6 +92,9 @@ class Take(Step):
         if self.most < 0:
             return n
         return self.most if n == INFINITE else min(n, self.most)
+
+    def stream(self, run):
+        return streams.TakeStream(self, run, self.most)
 
     def get(self, i, run):
         return self.input.get(i, run)
@@ -97,6 +115,9 @@ class Skip(Step):
             return 0
         return n if n == INFINITE else max(0, n - self.first)
 
+    def stream(self, run):
+        return streams.SkipStream(self, run, self.first) if self.first >= 0 else streams.TakeStream(self, run, 0)
+
     def get(self, i, run):
         return self.input.get(i + self.first, run)
 
@@ -114,6 +135,9 @@ class Shard(Step):
     def count_of(self, n):
         return n if n == INFINITE else max(0, -((self.index - n) // self.shards))
 
+    def stream(self, run):
+        return streams.SkipStream(self, run, self.index, self.shards - 1)
+
     def get(self, i, run):
         return self.input.get(i * self.shards + self.index, run)
 
@@ -127,6 +151,9 @@ class Shard(Step):
 class Prefetch(Step):
     def __init__(self, step, room):
         self.inputs, self.room = (step,), room
+
+    def stream(self, run):
+        return streams.PrefetchStream(self, run)
 
     def get(self, i, run):
         return self.input.get(i, run)
@@ -151,6 +178,9 @@ class Zip(Step):
             return UNKNOWN
         known = [n for n in counts if n >= 0]
         return min(known) if known else INFINITE
+
+    def stream(self, run):
+        return streams.ZipStream(self, run)
 
     def get(self, i, run):
         return [leaf for step in self.inputs for leaf in step.get(i, run)]
@@ -180,6 +210,30 @@ class Concatenate(Step):
         counts = [step.count() for step in self.inputs]
         return INFINITE if INFINITE in counts else UNKNOWN if UNKNOWN in counts else sum(counts)
 
+    def stream(self, run):
+        return streams.ConcatenateStream(self, run)
+
+    def same_tree(self):
+        """Raises DataError where the elements of the data sets differ in their trees."""
+        trees = self._trees()
+        if any(tree != trees[0] for tree in trees):
+            raise _C.DataError(
+                f"{self.name}: the data sets have elements {', '.join(map(spec.described, trees))} "
+                "(expected equal structures)"
+            )
+
+    def _trees(self):
+        """Those of the data sets that have elements."""
+        found = []
+        for step in self.inputs:
+            with contextlib.suppress(NoElement):
+                found.append(step.tree)
+        return found
+
+    @property
+    def tree(self):
+        return next(iter(self._trees()), None)
+
     def _of(self, i):
         n = self.inputs[0].count()
         return (0, i) if n == INFINITE or i < n else (1, i - n)
@@ -188,7 +242,7 @@ class Concatenate(Step):
         which, i = self._of(i)
         leaves = self.inputs[which].get(i, run)
         if which:
-            same_tree(self, self.inputs)
+            self.same_tree()
         return leaves
 
     def rows(self, numbers, run):
@@ -203,29 +257,10 @@ class Concatenate(Step):
             for which, group in groups.items()
         ]
         if len(parts) > 1:
-            same_tree(self, self.inputs)
+            self.same_tree()
             for one in zip(*(leaves for _, leaves in parts)):
                 spec.stack_leaf([leaf[0] for leaf in one], 0, "concatenate")  # raises where they differ
         return spec.merge(parts, len(numbers))
 
     def specs(self):
-        return [common(a, b) for a, b in zip(*(step.specs() for step in self.inputs))]
-
-
-def same_tree(step, inputs):
-    """Raises DataError where the elements of data sets that follow each other differ in their trees."""
-    first, *others = (one.tree for one in inputs)
-    if any(tree != first for tree in others):
-        raise _C.DataError(
-            f"{step.name}: the data sets have elements {', '.join(spec.described(one.tree) for one in inputs)} "
-            "(expected equal structures)"
-        )
-
-
-def common(a, b):
-    """The spec that both fit."""
-    if not isinstance(a, TensorSpec) or not isinstance(b, TensorSpec) or a == b:
-        return a
-    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
-        return TensorSpec(None, a.dtype)
-    return TensorSpec([x if x == y else None for x, y in zip(a.shape, b.shape)], a.dtype)
+        return [spec.common(a, b) for a, b in zip(*(step.specs() for step in self.inputs))]

@@ -26,16 +26,24 @@ def _forget_threads():
 os.register_at_fork(after_in_child=_forget_threads)
 
 
-class Ahead:
-    """work(task) for each task of an iterator, in its order. `threads` work at a time, with at most `ahead` results that
-    nobody has taken yet. `grows` up to that many threads, while the consumer waits. Tasks are taken by one thread at a
-    time."""
+class Failed:
+    """A task that could not be made: its place in the order raises the error."""
 
-    def __init__(self, tasks, work, threads, ahead, grows=0):
-        self.tasks, self.work = tasks, work
+    def __init__(self, error):
+        self.error = error
+
+
+class Ahead:
+    """work(task) for each task that pull() makes, in their order; pull raises StopIteration at the end. `threads` work at a
+    time, with at most `ahead` results that nobody has taken yet. `grows` up to that many threads, while the consumer
+    waits. One thread at a time pulls."""
+
+    def __init__(self, pull, work, threads, ahead, grows=0):
+        self.pull, self.work = pull, work
         self.ahead, self.most = max(1, ahead), max(threads, grows)
         self.pulling, self.changed = threading.Lock(), threading.Condition()
-        self.results, self.given, self.taken, self.ended = {}, 0, 0, None
+        self.tasks, self.results = {}, {}  # by their numbers: those that nobody has taken yet
+        self.given, self.taken, self.ended = 0, 0, False
         self.closed = self.forked = False
         self.waited, self.begun, self.threads = 0.0, monotonic(), []
         _alive.add(self)
@@ -47,39 +55,53 @@ class Ahead:
         self.threads.append(thread)
         thread.start()
 
-    def _next_task(self):
+    def _is_full(self):
+        return not (self.closed or self.ended) and self.given - self.taken >= self.ahead
+
+    def next_task(self):
         """(number, task), or None when there is nothing more to do."""
-        with self.pulling:
+        while True:
             with self.changed:
-                while not self.closed and self.given - self.taken >= self.ahead:
+                while self._is_full():
                     self.changed.wait()
-                if self.closed or self.ended is not None:
+            with self.pulling:
+                if self._is_full():  # another thread was here first
+                    continue
+                if self.closed or self.ended:
                     return None
-                number = self.given
-            try:
-                task = next(self.tasks)
-            except BaseException as error:
+                try:
+                    task = self.pull()
+                except StopIteration:
+                    task = None
+                except BaseException as error:
+                    task = Failed(error)
                 with self.changed:
-                    self.ended = number
-                    self.results[number] = (None, error)
-                    self.changed.notify_all()
-                return None
-            with self.changed:
-                self.given += 1
-            return number, task
+                    if task is None:
+                        self.ended = True
+                        self.changed.notify_all()
+                        return None
+                    self.tasks[self.given] = task
+                    self.given += 1
+                    return self.given - 1, task
+
+    def done(self, number, result, error):
+        """Keeps what a thread has found."""
+        with self.changed:
+            self.results[number] = (result, error)
+            self.changed.notify_all()
 
     def take(self):
-        """The next result. Raises what the work, or taking its task, has raised: StopIteration at the end."""
+        """The next result. Raises what the work, or pulling its task, has raised: StopIteration at the end."""
         with self.changed:
             begin = monotonic()
             while self.taken not in self.results:
+                if self.ended and self.taken == self.given:
+                    raise StopIteration
                 self.changed.wait(1.0)
             self.waited += monotonic() - begin
-            if self.ended == self.taken:
-                result, error = self.results[self.taken]
-            else:
-                result, error = self.results.pop(self.taken)
-                self.taken += 1
+            result, error = self.results.pop(self.taken)
+            del self.tasks[self.taken]
+            self.taken += 1
             self.changed.notify_all()
         if self.taken % _LOOK == 0:
             self._grow()
@@ -97,6 +119,11 @@ class Ahead:
             self._start()
         self.waited, self.begun = 0.0, now
 
+    def held(self, save):
+        """(the tasks whose results nobody has taken yet, save()), while no thread pulls."""
+        with self.pulling, self.changed:
+            return [self.tasks[number] for number in range(self.taken, self.given)], save()
+
     def close(self):
         """Ends the threads after their present elements, and waits for that at most GRACE seconds."""
         if self.forked:
@@ -109,23 +136,23 @@ class Ahead:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - monotonic()))
         self.results.clear()
-        self.tasks = iter(())
-        self.work = None
+        self.tasks.clear()
+        self.pull = self.work = None
 
 
 def _run(ahead):
     _C._thread_num_threads(1)  # the threads share the cores with the training
     _C._rng_own(True)
-    while (job := ahead._next_task()) is not None:
+    while (job := ahead.next_task()) is not None:
         number, task = job
         work = ahead.work
         try:
+            if isinstance(task, Failed):
+                raise task.error
             outcome = (work(task), None)
         except BaseException as error:
             outcome = (None, error)
-        with ahead.changed:
-            ahead.results[number] = outcome
-            ahead.changed.notify_all()
+        ahead.done(number, *outcome)
         del job, task, outcome, work
 
 
@@ -135,13 +162,13 @@ def cores():
 
 
 class Flow:
-    """work(task) for each task, here or ahead in threads, whichever is faster.
+    """work(task) for each task that pull() makes, here or ahead in threads, whichever is faster.
 
     `threads`: 0: here; AUTOTUNE (-1): from one thread on, as many as help. The first elements are computed here and
     timed; threads start if an element takes longer than handing it over."""
 
-    def __init__(self, tasks, work, threads, ahead):
-        self.tasks, self.work = tasks, work
+    def __init__(self, pull, work, threads, ahead):
+        self.pull, self.work = pull, work
         self.threads, self.room = threads, ahead
         self.trial, self.spent, self.pool = TRIAL if threads else -1, 0.0, None
 
@@ -154,14 +181,14 @@ class Flow:
                 )
             return self.pool.take()
         if self.trial < 0:
-            return self.work(next(self.tasks))
+            return self.work(self.pull())
         if self.trial == 0:
             self.trial = -1
             if self.spent > WORTH * TRIAL:
                 self._begin()
                 return self.pool.take()
         begin = perf_counter()
-        result = self.work(next(self.tasks))
+        result = self.work(self.pull())
         if self.trial > 0:
             self.spent += perf_counter() - begin
             self.trial -= 1
@@ -176,7 +203,11 @@ class Flow:
         tuned = self.threads < 0
         threads = 1 if tuned else self.threads
         ahead = self.room if self.room > 0 else max(2, 2 * threads)
-        self.pool = Ahead(self.tasks, self.work, threads, max(ahead, threads), cores() if tuned else 0)
+        self.pool = Ahead(self.pull, self.work, threads, max(ahead, threads), cores() if tuned else 0)
+
+    def held(self, save):
+        """(the tasks that have been pulled and whose results nobody has taken yet, save()), while no thread pulls."""
+        return self.pool.held(save) if self.pool is not None else ([], save())
 
     def close(self):
         """Ends the threads."""

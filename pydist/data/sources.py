@@ -1,10 +1,13 @@
-"""Sources whose elements can be read by number."""
+"""Sources: tensors, numbers, items, generators."""
+
+from functools import reduce
 
 from pydist import _C
-from pydist.data import spec
-from pydist.data.spec import INFINITE, TensorSpec
-from pydist.data.step import Step, each, moved
-from pydist.data.strings import StringTensor
+from pydist._dtypes import can_cast
+from pydist.data import spec, state, streams
+from pydist.data.spec import INFINITE, TensorSpec, UNKNOWN
+from pydist.data.step import NoElement, Step, each, moved
+from pydist.data.strings import StringTensor, string
 
 
 class Slices(Step):
@@ -151,3 +154,99 @@ class Items(Step):
 
     def detail(self):
         return (type(self.dataset).__qualname__, len(self.dataset))
+
+
+class Held(Step):
+    """Elements that are there. `like`: a step that has such elements."""
+
+    def __init__(self, tree, elements, like=None):
+        self._tree, self.elements, self.like = tree, elements, like
+
+    tree = property(lambda self: self._tree)
+
+    def count(self):
+        return len(self.elements)
+
+    def get(self, i, run):
+        return self.elements[i]
+
+    def specs(self):
+        if not self.elements:
+            return self.like.specs()
+        return [reduce(spec.common, map(spec.spec_of, leaves)) for leaves in zip(*self.elements)]
+
+    def detail(self):
+        return (len(self.elements),)
+
+
+class Generator(Step):
+    """What the iterator yields that function(*arguments) returns. `known`: the specs of elements, or None."""
+
+    indexed = False
+    name = "from_generator"
+
+    def __init__(self, function, arguments, tree, known):
+        self.function, self.arguments = function, arguments
+        self._tree, self._specs, self.known = tree, known, known is not None
+
+    @property
+    def tree(self):
+        if not self.known:
+            self.specs()
+        return self._tree
+
+    def count(self):
+        return UNKNOWN
+
+    def begun(self):
+        """A new iterator."""
+        made = self.function(*self.arguments)
+        if not hasattr(made, "__iter__"):
+            raise TypeError(f"from_generator: the generator returned {type(made).__name__} (expected an iterable)")
+        return iter(made)
+
+    def leaves_of(self, value, i):
+        """The leaves of what was yielded, which have to fit the specs."""
+        if isinstance(value, list) and self._tree is not None:
+            value = tuple(value)
+        leaves = []
+        tree = spec.flatten(value, leaves)
+        if not self.known:
+            leaves = [spec.as_leaf(leaf, self.name) for leaf in leaves]
+            self._tree, self._specs, self.known = tree, [_same_rank(leaf) for leaf in leaves], True
+            return leaves
+        if tree != self._tree:
+            raise _C.DataError(
+                f"from_generator: element {i} is {spec.described(tree)} (expected {spec.described(self._tree)})"
+            )
+        return [_as_said(leaf, one, i, which) for which, (leaf, one) in enumerate(zip(leaves, self._specs))]
+
+    def specs(self):
+        if self._specs is None and self.first(None) is None:
+            raise NoElement(self.name)
+        return self._specs
+
+    def stream(self, run):
+        return streams.GeneratorStream(self, run)
+
+    def detail(self):
+        return (state.function_detail(self.function), spec.described(self._tree))
+
+
+def _same_rank(leaf):
+    """What is expected of elements after the first one, where a program has said nothing: its dtype and number of dims."""
+    return TensorSpec((None,) * len(leaf.shape), leaf.dtype)
+
+
+def _as_said(value, one, i, which):
+    """A leaf with the dtype of its spec. Raises DataError where it does not fit."""
+    leaf = spec.as_leaf(value, "from_generator")
+    if not hasattr(leaf, "dtype"):
+        raise TypeError(f"from_generator: element {i} has {type(value).__name__} in component {which} (expected {one})")
+    if leaf.dtype is not one.dtype and string not in (leaf.dtype, one.dtype) and can_cast(leaf.dtype, one.dtype):
+        leaf = leaf.to(one.dtype) if hasattr(value, "dtype") else _C.tensor(value, dtype=one.dtype, device="cpu")
+    if not one.is_compatible_with(leaf):
+        raise _C.DataError(
+            f"from_generator: element {i} has {spec.spec_of(leaf)} in component {which} (expected {one})"
+        )
+    return leaf

@@ -102,6 +102,69 @@ def described(tree):
     return "(" + ", ".join(map(described, trees)) + ("," if len(trees) == 1 else "") + ")"
 
 
+class Flat(list):
+    """Values for the leaves, in their order."""
+
+
+def along(tree, value, where, name):
+    """The parts of a nested value that stand where a tree has leaves."""
+    if isinstance(value, Flat):
+        return list(value)
+    if tree is None:
+        return [value]
+    kind, what, trees = tree
+    if kind == "dict":
+        if not isinstance(value, Mapping) or set(value) != set(what):
+            raise ValueError(f"{where}: {name} is {value!r} (expected a dictionary of {list(what)}, as elements are)")
+        parts = [value[key] for key in what]
+    elif isinstance(value, (tuple, list)) and len(value) == len(trees):
+        parts = value
+    else:
+        raise ValueError(f"{where}: {name} is {value!r} (expected {len(trees)} parts, as elements have)")
+    return [leaf for part, one in zip(trees, parts) for leaf in along(part, one, where, name)]
+
+
+def shapes_of(given, count, step, where):
+    """A program's padded_shapes for each component: None (the largest of the batch), or sizes, of which some are None."""
+    if given is None:
+        return [None] * count
+    return [_sizes(shape, where) for shape in along(step.tree, given, where, "padded_shapes")]
+
+
+def _sizes(shape, where):
+    if shape is None:
+        return None
+    shape = shape.tolist() if hasattr(shape, "tolist") else getattr(shape, "dims", shape)
+    if not isinstance(shape, (list, tuple)):
+        raise TypeError(f"{where}: padded_shapes has {shape!r} (expected sizes)")
+    return tuple(None if n is None or n == -1 else count_of(n, where, "a size of padded_shapes", 0) for n in shape)
+
+
+def values_of(given, count, step, where):
+    """A program's padding_values for each component: one for all, or nested."""
+    if given is None or not isinstance(given, (tuple, list, Mapping)):
+        return [given] * count
+    return along(step.tree, given, where, "padding_values")
+
+
+def signature_of(types, shapes):
+    """The specs that from_generator's output_types and output_shapes stand for."""
+    leaves = []
+    tree = flatten(tuple(types) if isinstance(types, list) else types, leaves)
+    sizes = [None] * len(leaves) if shapes is None else along(tree, shapes, "from_generator", "output_shapes")
+    sizes = [None if one is None else _sizes(one, "from_generator") for one in sizes]
+    return pack(tree, [TensorSpec(shape, dtype) for shape, dtype in zip(sizes, leaves)])
+
+
+def distribution(given, where, name):
+    """A program's probabilities of classes."""
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(values, (list, tuple)) and values and all(isinstance(n, (int, float)) and n >= 0 for n in values):
+        if abs(sum(values) - 1) < 1e-3:
+            return tuple(float(n) for n in values)
+    raise ValueError(f"{where}: {name} is {given!r} (expected probabilities of classes, whose sum is 1)")
+
+
 def _has_strings(value):
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
@@ -150,6 +213,15 @@ def spec_of(leaf):
     if hasattr(leaf, "_node"):
         return DatasetSpec(leaf.element_spec)
     return TensorSpec(leaf.shape, leaf.dtype)
+
+
+def common(a, b):
+    """The spec that both fit."""
+    if not isinstance(a, TensorSpec) or not isinstance(b, TensorSpec) or a == b:
+        return a
+    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+        return TensorSpec(None, a.dtype)
+    return TensorSpec([x if x == y else None for x, y in zip(a.shape, b.shape)], a.dtype)
 
 
 def take_rows(leaf, numbers):

@@ -23,6 +23,15 @@ def mixed(*numbers):
     return seed
 
 
+class NoElement(ValueError):
+    """Nothing is known of elements, since there is none to look at."""
+
+    def __init__(self, name):
+        super().__init__(
+            f"element_spec: the data set is empty, so {name} has no result to look at (expected an element)"
+        )
+
+
 class Run:
     """One pass: `epoch` counts passes, `base` is the seed of random ops in functions, `seeds` those of random steps."""
 
@@ -91,6 +100,14 @@ class Step:
     def start(self, run):
         """An iterator over the leaves of all elements, with skip(n), save(), load(saved) and close()."""
         return Numbered(self, run) if self.indexed else self.stream(run)
+
+    def first(self, run):
+        """The leaves of an element, to see what they are; None if there is none."""
+        stream = self.start(run)
+        try:
+            return next(stream, None)
+        finally:
+            stream.close()
 
     def stream(self, run):
         """The iterator of a step whose elements come one after another."""
@@ -161,8 +178,8 @@ class Numbered:
 
     def _begin(self):
         step, run = self.step, self.run
-        numbers = iter(range(self.next, self.stop))
-        self.flow = pool.Flow(numbers, lambda i: step.get(i, run), self.threads, self.room)
+        pull = iter(range(self.next, self.stop)).__next__
+        self.flow = pool.Flow(pull, lambda i: step.get(i, run), self.threads, self.room)
 
     def skip(self, count):
         """Goes on without the next elements."""
