@@ -727,7 +727,8 @@ def test_all_ranks_that_do_not_come_are_named():
     ended = processes(4, script, prelude=PRELUDE.replace("group = init()", ""), PYDIST_WARN="0.3")
     found = "".join(out + err for _, out, err in ended)
     assert re.search(r"timeout init: rank [02] waited 0.7 s for ranks 1, 3 to join group 1\n", found), found
-    assert re.search(r"has waited 0 s for ranks 1, 3 to join group 1\n", found), found
+    # rank 0 or 2, if the machine is so busy that it comes after the warning, is named, too
+    assert re.search(r"has waited 0 s for ranks (0, )?1, (2, )?3 to join group 1\n", found), found
 
 
 @apart_when_long
