@@ -68,6 +68,10 @@ bool pd_reducer_is_closed(const pd_reducer *r); /* none is open */
 pd_status pd_reducer_open_shard(pd_reducer *r, int k, uint64_t site);
 pd_status pd_reducer_last_backward(pd_reducer *r);
 pd_status pd_reducer_close_shard(pd_reducer *r, uint64_t site);
+/* From now on each shard's gradients are hashed (hash.h). hashes: [borrowed] by parameter, those of the shard that was
+   closed last; 0: it did not reach the parameter; NULL: they are not hashed. */
+pd_status pd_reducer_hash_shards(pd_reducer *r);
+const uint64_t *pd_reducer_hashes(const pd_reducer *r);
 
 /* ---- without logical shards: steps */
 

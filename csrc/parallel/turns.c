@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "comm/algo/reduce.h"
 #include "parallel/data_impl.h"
+#include "parallel/hash.h"
 
 enum { HOMES = 3 }; /* the first part of the sums, the second one, the stack's lowest level */
 
@@ -16,6 +17,7 @@ struct pd_turns {
     int at;             /* the one under way, of these; -1: none */
     bool last, closed;
     bool *added, *used; /* by parameter: in this shard, in this step */
+    uint64_t *hashes;   /* by parameter: of this shard's gradient, 0: none; NULL: nobody asks for them */
     pd_tensor **homes;  /* [strong] HOMES by parameter: where backward may write a gradient; NULL: not made yet */
 };
 
@@ -32,6 +34,11 @@ bool pd_turns_reduces(const pd_reducer *r) { return r->turns->at >= r->turns->ow
 bool pd_turns_used(const pd_reducer *r, int param) { return r->turns->used[param]; }
 bool pd_turns_has(const pd_slot *s) { return s->r->turns->added[s - s->r->slots]; }
 bool pd_reducer_is_closed(const pd_reducer *r) { return !r->turns || r->turns->closed; }
+
+pd_status pd_reducer_hash_shards(pd_reducer *r) {
+    return r->turns->hashes ? PD_OK : pd_calloc(sizeof *r->turns->hashes * (size_t)r->n, "hashes", &r->turns->hashes);
+}
+const uint64_t *pd_reducer_hashes(const pd_reducer *r) { return r->turns ? r->turns->hashes : NULL; }
 int pd_reducer_shards(const pd_reducer *r) { return r->turns ? r->turns->own : -1; }
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
@@ -76,6 +83,7 @@ void pd_turns_free(pd_turns *t) {
     pd_free(t->homes);
     pd_free(t->added);
     pd_free(t->used);
+    pd_free(t->hashes);
     pd_stack_fini(&t->stack);
     if (t->wide.layout) pd_flat_fini(&t->wide);
     pd_blocks_release(t->blocks);
@@ -169,6 +177,7 @@ pd_status pd_turns_add(pd_slot *s) {
     const void *elements = NULL;
     if (!t->own || pd_turns_has(s)) return PD_OK;
     if (g) PD_TRY(elements_of(s, g, &elements, &copy));
+    if (t->hashes) t->hashes[s - r->slots] = g ? pd_hash64(elements, (size_t)g->numel * pd_dtype_size(s->piece->dtype)) : 0;
     pd_status status = pd_stack_add(&t->stack, turn_of(r), s->piece, elements);
     pd_tensor_release(copy);
     if (status) return status;

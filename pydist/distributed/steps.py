@@ -11,7 +11,7 @@ from time import perf_counter_ns
 
 import pydist
 from pydist import _C, _replicas
-from pydist.distributed import member
+from pydist.distributed import ledger, member
 from pydist.distributed._group import process_group
 from pydist.distributed._group.logical import current, key_of
 from pydist.utils.data.distributed import DistributedSampler
@@ -55,6 +55,8 @@ class Shard:
     def __iter__(self):
         while self._left:
             batch = next(self._batches)
+            if ledger.on:
+                ledger.batch(batch)
             if self._left == 1 and self.step._overlaps:
                 for model in self.step._models:
                     model.reducer.last_backward()
@@ -79,6 +81,8 @@ class Step:
     def __iter__(self):
         if self.has_gradient or self._logical.open is not None:
             raise RuntimeError("shards: the shards of a step are run twice (expected one loop over them)")
+        if ledger.on:
+            ledger.begin(self)
         if self._count is not None:
             self._load_and_count()
         for at, number in enumerate(self._mine):
@@ -98,6 +102,8 @@ class Step:
             for model in self._models:
                 model.close_shard(number)
             self._shard = None
+            if ledger.on:
+                ledger.shard(self, number)
             self._logical.times.append(perf_counter_ns() - begin)
         self._finish()
 
@@ -115,6 +121,8 @@ class Step:
             model.end_step(owner)
         _C.set_rng_state((self._seed, (2 * self.number + 2) << 32, 0))
         self.has_gradient = True
+        if ledger.on:
+            ledger.gradients(self)
 
     def _load_and_count(self):
         loaded = [next(self._feed) for number in self._mine for _ in range(self._lengths[number])]
@@ -229,9 +237,11 @@ class Shards:
         return self._now
 
     def _made(self):
-        self._now = None
+        step, self._now = self._now, None
         self._done += 1
         self._logical.step += 1
+        if ledger.on:
+            ledger.made(step)
 
     def __iter__(self):
         self._begin()

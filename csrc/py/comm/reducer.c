@@ -116,6 +116,29 @@ static PyObject *close_shard(PyObject *self, PyObject *unused) {
     return pd_py_none_or(status);
 }
 
+static PyObject *hash_shards(PyObject *self, PyObject *unused) {
+    pd_reducer *r = over_shards(self, "hash_shards");
+    (void)unused;
+    if (!r) return NULL;
+    PD_PY_TRY(pd_reducer_hash_shards(r));
+    Py_RETURN_NONE;
+}
+
+static PyObject *get_hashes(PyObject *self, void *unused) {
+    pd_reducer *r = ((pyreducer *)self)->r;
+    const uint64_t *hashes = pd_reducer_hashes(r);
+    (void)unused;
+    if (!hashes) Py_RETURN_NONE;
+    Py_ssize_t n = pd_reducer_layout(r)->npieces;
+    PyObject *list = PyList_New(n);
+    for (Py_ssize_t i = 0; list && i < n; i++) {
+        PyObject *hash = PyLong_FromUnsignedLongLong(hashes[i]);
+        if (!hash) Py_CLEAR(list);
+        else PyList_SET_ITEM(list, i, hash);
+    }
+    return list;
+}
+
 static PyObject *get_shards(PyObject *self, void *unused) {
     (void)unused;
     return PyLong_FromLong(pd_reducer_shards(((pyreducer *)self)->r));
@@ -340,12 +363,16 @@ static PyMethodDef methods[] = {
     {"close_shard", close_shard, METH_NOARGS,
      "close_shard()\n\nEnds the open shard, unless its last backward has done so. After the rank's last shard .grad is "
      "the mean over all shards of all ranks. A rank without shards calls only this."},
+    {"hash_shards", hash_shards, METH_NOARGS, "hash_shards()\n\nFrom now on each shard's gradients are hashed."},
     {"times", times, METH_NOARGS,
      "times()\n\nThe time that the last reduced backward took, and the sum over all, in nanoseconds."},
     {0},
 };
 static PyGetSetDef getset[] = {
     {"shards", get_shards, NULL, "How many logical shards this rank has; -1: it was made without blocks.", NULL},
+    {"hashes", get_hashes, NULL,
+     "A 64-bit hash of each parameter's gradient in the shard that was closed last, 0: there was none; None: they are "
+     "not hashed.", NULL},
     {"is_closed", get_is_closed, NULL, "Whether no logical shard of this rank is open.", NULL},
     {"sync", get_sync, set_sync,
      "Whether backwards reduce gradients over the ranks; False: they accumulate on this rank only, as in no_sync().",

@@ -227,6 +227,8 @@ class DistributedDataParallel(Module, Joinable):
     def close_shard(self, number):
         """The logical shard `number` has ended. The buffers of shard 0 are those that the step leaves."""
         self.reducer.close_shard()
+        if (hashes := self.reducer.hashes) is not None:
+            self.hashes_of_shard = {name: bits for (name, _), bits in zip(self._reduced_at_wrap, hashes) if bits}
         if number == 0:
             self._buffers_after = [buffer.detach().clone() for buffer in self._buffers_now()]
 
