@@ -45,13 +45,23 @@ def _models(step):
         yield f"{at}." if len(step._models) > 1 else "", model
 
 
-def begin(step):
-    """The step begins: with these parameters and buffers."""
-    state = {}
+def _state(step):
+    """Hashes of all parameters and buffers, and of the states of a Transaction's optimizers."""
+    found = {}
     for prefix, model in _models(step):
+        found |= {prefix + name: bits for name, bits in _named(model.module.state_dict().items()).items()}
+    for at, item in enumerate(getattr(getattr(step, "transaction", None), "_objects", ())):
+        if hasattr(item, "param_groups"):
+            for number, state in item.state_dict()["state"].items():
+                found |= {f"optimizer {at}, parameter {number}, {key}": _hash(value) for key, value in state.items()}
+    return found
+
+
+def begin(step):
+    """The step begins."""
+    for _, model in _models(step):
         model.reducer.hash_shards()
-        state |= {prefix + name: bits for name, bits in _named(model.module.state_dict().items()).items()}
-    _write({"step": step.number, "state": state})
+    _write({"step": step.number, "state": _state(step)})
     _batches.clear()
 
 
@@ -83,8 +93,5 @@ def made(step):
     """The step was made."""
     _write({"step": step.number, "made": True})
     if step.number + 1 >= int(os.environ.get("PYDIST_BITS_STEPS", sys.maxsize)):
-        state = {}
-        for prefix, model in _models(step):
-            state |= {prefix + name: bits for name, bits in _named(model.module.state_dict().items()).items()}
-        _write({"step": step.number + 1, "state": state})
+        _write({"step": step.number + 1, "state": _state(step)})
         sys.exit(0)

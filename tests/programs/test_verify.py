@@ -1,9 +1,11 @@
 """`python -m pydist.verify`: scripts whose bits do not depend on the number of ranks, and planted ones that do."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +123,18 @@ def test_deaths(tmp_path):
     script.write_text(text)
     done = run(script, "--worlds", "1,2,4", "--transports", "shm,tcp,hosts", "--kills", "2")
     assert done.returncode == 0 and done.stdout.startswith("same bits: 8 runs"), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_models_of_the_benchmarks(model):
+    root = Path(__file__).resolve().parents[2]
+    script = root / "benchmarks" / "programs" / "four_models.py"
+    command = [sys.executable, "-m", "pydist.verify", "--worlds", "1,2,3", "--steps", "10", str(script), model]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, env={**os.environ, "PYTHONPATH": str(root)}
+    )
+    assert done.stdout.startswith("same bits: 3 runs, 10 steps"), done.stdout + done.stderr
 
 
 def test_what_is_refused(tmp_path):
