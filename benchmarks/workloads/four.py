@@ -8,11 +8,10 @@ gpt       4 layers, 128 wide, dropout, AdamW, clipped gradients, warm-up, bfloat
 
 from types import SimpleNamespace
 
+from benchmarks.workloads import resnet
 from pydist import amp, autocast, bfloat16, float16, manual_seed, nn, optim, randint, randn
 from pydist.models import GPT, GPTConfig
 from pydist.utils.data import TensorDataset
-
-from benchmarks.workloads import resnet
 
 F = nn.functional
 MODELS = ("mlp", "cnn", "resnet18", "gpt")

@@ -177,7 +177,8 @@ pd_status pd_turns_add(pd_slot *s) {
     const void *elements = NULL;
     if (!t->own || pd_turns_has(s)) return PD_OK;
     if (g) PD_TRY(elements_of(s, g, &elements, &copy));
-    if (t->hashes) t->hashes[s - r->slots] = g ? pd_hash64(elements, (size_t)g->numel * pd_dtype_size(s->piece->dtype)) : 0;
+    size_t bytes = (size_t)s->piece->numel * pd_dtype_size(s->piece->dtype);
+    if (t->hashes) t->hashes[s - r->slots] = g ? pd_hash64(elements, bytes) : 0;
     pd_status status = pd_stack_add(&t->stack, turn_of(r), s->piece, elements);
     pd_tensor_release(copy);
     if (status) return status;

@@ -626,8 +626,8 @@ static PyObject *set_foreign_operands(PyObject *module, PyObject *function) {
 
 static PyMethodDef functions[] = {
     {"_set_foreign_operands", set_foreign_operands, METH_O,
-     "_set_foreign_operands(function)\n\nfunction(op, a, b) computes an operator of which one operand is neither tensor "
-     "nor number, or returns NotImplemented. None: Python raises TypeError, as in PyTorch."},
+     "_set_foreign_operands(function)\n\nfunction(op, a, b) computes an operator of which one operand is neither "
+     "tensor nor number, or returns NotImplemented. None: Python raises TypeError, as in PyTorch."},
     {"_write_out", write_out, METH_VARARGS,
      "_write_out(op, out, result): copies a function's result into the tensor given as out=."},
     {"op_table", op_table, METH_NOARGS,

@@ -30,7 +30,7 @@ def test_every_guide_has_an_example():
 
 @pytest.mark.parametrize("how, program, printed", EXAMPLES)
 def test_example(how, program, printed, tmp_path):
-    if "keras" in program and not installed("keras"):
+    if ("keras" in program or "tensorflow" in program) and not installed("keras"):
         pytest.skip("no keras (pip install '.[keras]')")
     script = tmp_path / "train.py"
     script.write_text(program)
