@@ -33,8 +33,9 @@ class CrossReplicaOptimizer:
         name = getattr(reduction, "name", reduction)  # TensorFlow 1 has names such as "weighted_mean" for the mean
         self._op = ReduceOp.MEAN if name == "weighted_mean" else ReduceOp.from_name(reduction)
         self._opt = opt
-        if isinstance(opt, Optimizer):
-            opt._replica_reduction = self._op
+        self._combines = getattr(type(opt).apply, "combines_replicas", False) if hasattr(opt, "apply") else True
+        if self._combines:  # pydist's optimizers, and Keras' over pydist
+            object.__setattr__(opt, "_replica_reduction", self._op)
 
     def __getattr__(self, name):
         if name == "_opt":
@@ -67,6 +68,8 @@ class CrossReplicaOptimizer:
         return self._opt.apply_gradients(list(zip(self._combined(list(grads)), variables)), **kwargs)
 
     def _combined(self, grads):
+        if self._combines and here.replica is not None:
+            return grads
         there = [i for i, grad in enumerate(grads) if grad is not None]
         values = [grads[i] for i in there]
         if here.replica is not None:

@@ -9,9 +9,10 @@ mean over the replicas, by their rows, and integers are left as they are. An opt
 import weakref
 
 from pydist._grad_mode import no_grad
+from pydist.distribute.context import here
 from pydist.distribute.reduce import all_reduce, tree_sum
 
-__all__ = ["Round", "Variables"]
+__all__ = ["Round", "Variables", "assigned"]
 
 _TIDY = 4096  # after so many new variables, those that are gone are forgotten
 
@@ -58,9 +59,22 @@ class Variables:
         return [None if v is None else v._value for v in (made() for made in self._state)]
 
     def changed_by_replicas(self):
-        """Those that a replica may change: neither trained nor an optimizer's. One that was made since `agree` is not among
-        them: another rank may not have it."""
-        return [v for v in (made() for made in self._agreed) if v is not None and not v.trainable]
+        """Those that a replica may change: neither an optimizer's nor trained, unless they say how they are combined. One
+        that was made since `agree` is not among them: another rank may not have it."""
+        return [v for v in (made() for made in self._agreed) if v is not None and _is_combined(v)]
+
+
+def _is_combined(v):
+    return not v.trainable or v.aggregation != "none"
+
+
+def assigned(variable, value):
+    """Whether this thread is a replica that shares its process with others, and has taken the new value for itself."""
+    replica = here.replica
+    if replica is None or replica._member is None:
+        return False
+    replica.strategy._round.assign(replica._local, variable, value)
+    return True
 
 
 class Round:
@@ -74,7 +88,7 @@ class Round:
         variables = strategy._variables_made.changed_by_replicas()
         self._sums = [v for v in variables if v.aggregation == "sum"]
         self._others = [v for v in variables if v.aggregation != "sum"]
-        self._versions = [v._value._version for v in self._others]
+        self._were = [(v._value, v._value._version) for v in self._others]
         self._kept = [v._value.data.clone() for v in self._others] if strategy._survival is not None else ()
         self._begin()
 
@@ -131,13 +145,15 @@ class Round:
                 v._value.data.copy_(total)
 
     def _changed(self):
-        """The variables that are not sums and have changed, without integers that all replicas have changed alike."""
+        """The variables that are not sums and have changed, without those that all replicas have changed alike."""
         if len(self._locals) == 1:
-            found = [v for v, version in zip(self._others, self._versions) if v._value._version != version]
+            changes = zip(self._others, self._were)
+            found = [v for v, (tensor, version) in changes if v._value is not tensor or tensor._version != version]
         else:
             sums = set(map(id, self._sums))
             found = list({i: v for own in self._own for i, (v, _) in own.items() if i not in sums}.values())
-        combined = [v for v in found if v._value.is_floating_point() or v.aggregation == "only_first_replica"]
+        combined = [v for v in found if v.aggregation == "only_first_replica" or
+                    v._value.is_floating_point() and _is_combined(v)]  # fmt: skip
         for v in found if len(combined) < len(found) and len(self._locals) > 1 else ():
             v._value.data.copy_(self._values(v)[0])
         return combined
@@ -164,4 +180,5 @@ class Round:
             weights = [1 / self._strategy._count for _ in self._locals]
         else:
             weights = [rows / self._share.total for rows in self._share.rows]
-        return [part * w if w else part.new_zeros(part.shape) for part, w in zip(self._values(v), weights)]
+        parts = zip(self._values(v), weights)
+        return [part.clone() if w == 1 else part * w if w else part.new_zeros(part.shape) for part, w in parts]

@@ -7,6 +7,7 @@ import pydist
 from pydist.distribute import replica as replicas
 from pydist.distribute.context import caller, here
 from pydist.distribute.strategy import reduce_grads, reduction_of
+from pydist.distribute.variables import assigned
 
 _SEEDS = "seed_generator_state"  # of Keras' random functions, which make it at their first use
 
@@ -36,11 +37,8 @@ def _adopt_variables(module):
 
     @functools.wraps(plain_assign)
     def direct_assign(self, value):
-        replica = here.replica
-        if replica is None or replica._member is None:
+        if not assigned(self, value):
             plain_assign(self, value)
-        else:
-            replica.strategy._round.assign(replica._local, self, value)
 
     module.Variable.__init__, module.Variable._direct_assign = init, direct_assign
 
@@ -223,6 +221,7 @@ def _over_replicas(plain):
 
         return replica.meet(f"{type(self).__name__}.apply", grads, merge)
 
+    apply.combines_replicas = True
     return apply
 
 

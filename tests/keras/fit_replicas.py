@@ -283,6 +283,65 @@ def test_a_train_step_of_the_program():
     near(everywhere(work, (2, 3)), 1e-5, 1e-6)
 
 
+# Loops of the program's own.
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_loop_of_the_program(wrapped):
+    """strategy.run, with the optimizer, metrics and variables of Keras in the replicas."""
+
+    def work(strategy):
+        x, y = data(200)
+        with scope(strategy):
+            parts = [layers.Dense(16, "relu", kernel_initializer=seed(1)), layers.BatchNormalization(synchronized=True)]
+            model = keras.Sequential([keras.Input((12,)), *parts, layers.Dense(4, kernel_initializer=seed(2))])
+            each_loss = losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+            optimizer = keras.optimizers.Adam(1e-2)
+            seen, first = metrics.SparseCategoricalAccuracy(), keras.Variable(0.0, aggregation="only_first_replica")
+        if wrapped:
+            optimizer = distribute.CrossReplicaOptimizer(optimizer, "sum")
+        strategy = strategy or distribute.get_strategy()
+
+        def step(rows, labels):
+            model.zero_grad()
+            logits = model(rows, training=True)
+            loss = distribute.compute_average_loss(each_loss(labels, logits))
+            loss.backward()
+            with pydist.no_grad():
+                optimizer.apply_gradients([(v.value.grad, v) for v in model.trainable_variables])
+            seen.update_state(labels, logits)
+            first.assign(rows[0, 0])
+            return loss.detach()
+
+        found = []
+        batches = [(pydist.tensor(x[i : i + 64]), pydist.tensor(y[i : i + 64])) for i in range(0, 200, 64)]
+        for _ in range(2):
+            for part in strategy.experimental_distribute_dataset(batches):
+                found.append(strategy.reduce("SUM", strategy.run(step, part), axis=None))
+            found += [seen.result(), first.numpy()]
+            seen.reset_state()
+        return found, model.get_weights(), optimizer.iterations.numpy()
+
+    near(everywhere(work, (2, 3)), 1e-5, 1e-5)
+
+
+def test_a_replica_that_skips_a_step():
+    with MirroredStrategy(cpus(2)).scope() as strategy:
+        model, optimizer = mlp(), keras.optimizers.SGD(0.1)
+
+    def step():
+        if distribute.get_replica_context().replica_id_in_sync_group == 0:
+            optimizer.apply([v.value * 0 for v in model.trainable_variables], model.trainable_variables)
+
+    with pytest.raises(
+        RuntimeError, match=r"replica 0 waits in SGD.apply at .*fit_replicas.py:\d+, replica 1 has returned"
+    ):
+        strategy.run(step)
+    outside = keras.optimizers.SGD(0.1)
+    with pytest.raises(ValueError, match="SGD.apply: .* was made outside strategy.scope"):
+        strategy.run(lambda: outside.apply([v.value for v in model.trainable_variables], model.trainable_variables))
+
+
 # Sources of batches.
 
 

@@ -51,3 +51,72 @@ def test_a_program_without_a_strategy_hears_of_it(tmp_path):
     script.write_text(PROGRAM.replace("with distribute.MirroredStrategy().scope():", "if True:"))
     code, _, err, _ = launch("--nproc-per-node", 2, script, timeout=within(120), env=environment())
     assert code == 0 and "fit: each of 2 ranks trains a model of its own (expected the model in `with " in err
+
+
+TUTORIAL = """
+import sys
+import numpy as np
+import tensorflow as tf
+
+x = np.random.default_rng(0).standard_normal((200, 6, 6, 1)).astype("float32")
+y = (x[:, :3, :, 0].sum((1, 2)) > 0).astype("int64")
+strategy = tf.distribute.MirroredStrategy(sys.argv[1:] or None)
+dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, y)).batch(64))
+tf.keras.utils.set_random_seed(0)
+with strategy.scope():
+    regularizer = tf.keras.regularizers.L2(1e-3)
+    model = tf.keras.Sequential([
+        tf.keras.layers.Input(shape=(6, 6, 1)),
+        tf.keras.layers.Conv2D(4, 3, activation="relu", kernel_regularizer=regularizer),
+        tf.keras.layers.Flatten(),
+        tf.keras.layers.Dense(10, kernel_regularizer=regularizer),
+    ])
+    optimizer = tf.keras.optimizers.Adam(0.01)
+    loss_object = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    accuracy = tf.keras.metrics.SparseCategoricalAccuracy()
+    steps = tf.Variable(0, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+
+def train_step(inputs):
+    images, labels = inputs
+    with tf.GradientTape() as tape:
+        predictions = model(images, training=True)
+        loss = tf.nn.compute_average_loss(loss_object(labels, predictions))
+        loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    accuracy.update_state(labels, predictions)
+    steps.assign_add(1)
+    return loss
+
+
+@tf.function
+def distributed_train_step(inputs):
+    losses = strategy.run(train_step, args=(inputs,))
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+
+for epoch in range(2):
+    for inputs in dataset:
+        loss = distributed_train_step(inputs)
+    print(f"{strategy.num_replicas_in_sync} {loss.numpy():.4f} {accuracy.result().numpy():.4f} {steps.numpy()}", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_the_loop_of_tensorflows_tutorial(tmp_path):
+    """As it is: on one replica, on two in threads, and on two ranks."""
+    script = tmp_path / "train.py"
+    script.write_text(TUTORIAL)
+
+    def alone(*args):
+        command = [sys.executable, "-m", "pydist.compat", script, *args]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=within(120), env=environment())
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    expected, threads = alone(), alone("CPU:0", "CPU:1")
+    code, out, err, _ = launch("--compat", "--nproc-per-node", 2, "--fold", "off", script, timeout=within(120))
+    assert code == 0, err
+    for lines in (threads, *([line[4:] for line in out.splitlines() if line.startswith(f"[{r}]")] for r in (0, 1))):
+        assert [line[1:] for line in lines] == [line[1:] for line in expected], (lines, expected)

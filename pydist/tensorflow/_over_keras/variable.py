@@ -6,6 +6,7 @@ from keras.src.backend import Variable as KerasVariable
 
 import pydist
 from pydist import _C
+from pydist.distribute.variables import assigned
 from pydist.nn import Parameter
 from pydist.tensorflow import _arrays, _tape
 from pydist.tensorflow._flow import scope_path
@@ -59,6 +60,8 @@ class Variable(KerasVariable):
         self._value = _Value(value.detach().clone(), requires_grad=self._trainable and floating)
 
     def _direct_assign(self, value):
+        if assigned(self, value):
+            return
         with pydist.no_grad():
             if self._any_shape and value.shape != self._value.shape or _tape.keeps(self, self._value):
                 self._initialize(value.to(self.dtype))
