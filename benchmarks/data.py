@@ -8,6 +8,7 @@ there, else random images.
 
 import argparse
 import gzip
+import io
 import os
 import statistics
 import sys
@@ -24,6 +25,8 @@ CASES = {  # what pydist has to reach: times the rows per second of tf.data, and
     "mapped": ("the same, cast and divide on batches", 2, 2),
     "example": ("TFRecord, Example (784 bytes, label) parsed in batches of 128", 1.5, None),
     "example_each": ("the same, parsed row by row", 1.5, None),
+    "jpeg": ("JPEG of 96 px decoded, cropped, flipped in two threads, batch 64", 0.8, None),
+    "lines": ("lines of a text in batches of 128", 1, None),
     "first": ("shuffle(10,000,000): the first batch", None, None),
 }
 PEERS = {"tensorflow": ("tensorflow",), "torch": ("torch", "torch-2")}
@@ -54,6 +57,21 @@ def make_files(folder):
             feature = {"image": Feature(bytes_list=BytesList(value=[image.tobytes()])),
                        "label": Feature(int64_list=Int64List(value=[label]))}  # fmt: skip
             writer.write(Example(features=Features(feature=feature)).SerializeToString())
+    with TFRecordWriter(folder / "jpeg.tfrecord") as writer:
+        for image in images[:4000]:
+            writer.write(jpeg(image))
+    words = [f"{label} {'word ' * (label + 5)}" for label in labels.tolist()]
+    (folder / "lines.txt").write_text("\n".join(words * 5))
+
+
+def jpeg(image):
+    """A JPEG of 96 px, as smooth as a photograph: three digits as its colours, enlarged."""
+    from PIL import Image
+
+    colours = np.stack([image, image.T, image[::-1]], -1)
+    file = io.BytesIO()
+    Image.fromarray(colours).resize((96, 96), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    return file.getvalue()
 
 
 def peers_of(case, pythons):

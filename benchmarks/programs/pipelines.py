@@ -62,6 +62,19 @@ class Pydist:
         ds = ds.map(lambda row: self.io.parse_single_example(row, features), num_parallel_calls=2)
         return ds.batch(128).prefetch(2)
 
+    def lines(self):
+        return self.data.TextLineDataset(f"{self.folder}/lines.txt").batch(128).prefetch(2)
+
+    def jpeg(self):
+        """Decoded, cropped and flipped in two threads."""
+        ds = self.data.TFRecordDataset(f"{self.folder}/jpeg.tfrecord")
+        return ds.map(self._augmented, num_parallel_calls=2).batch(64).prefetch(2)
+
+    def _augmented(self, record):
+        top, left, flip = self.lib.randint(0, 17, (3,)).tolist()
+        image = self.data.decode_jpeg(record, channels=3)[top : top + 80, left : left + 80]
+        return image.flip(1) if flip % 2 else image
+
     def first(self):
         """Makes the data set, too: what counts is the time until the first batch."""
         return lambda: self.data.Dataset.range(10_000_000).shuffle(10_000_000).batch(64).take(1)
@@ -76,6 +89,10 @@ class Tensorflow(Pydist):
 
     def cast(self, x):
         return self.lib.cast(x, self.lib.float32)
+
+    def _augmented(self, record):
+        image = self.lib.image.random_crop(self.io.decode_jpeg(record, channels=3), (80, 80, 3))
+        return self.lib.image.random_flip_left_right(image)
 
 
 class Torch:

@@ -232,7 +232,7 @@ static pd_status frame(const pd_files *files, const pd_file *f, int64_t record, 
             PD_TRY(check_record(files, f, record + i, to + begin, end - begin));
             begin += PD_RECORD_HEAD;
             end -= PD_RECORD_TAIL;
-        } else if (files->framing == PD_LINES) {
+        } else if (files->framing != PD_FIXED) {
             end = without_newline(to, begin, end);
         }
         spans[2 * i] = begin;

@@ -1,4 +1,4 @@
-/* Files of records that are read by number: TFRecords, lines, records of equal length.
+/* Files of records that are read by number: TFRecords, lines, lines of CSV, records of equal length.
 
    Files are opened for reading only, when a record of theirs is first wanted, and read at positions, so that any
    number of threads and forked processes may read. A read that fails by EIO, or by ESTALE (another host has replaced
@@ -12,7 +12,7 @@
 
 #include "data/numbers.h"
 
-typedef enum pd_framing { PD_RECORDS, PD_LINES, PD_FIXED } pd_framing;
+typedef enum pd_framing { PD_RECORDS, PD_LINES, PD_FIXED, PD_CSV } pd_framing; /* PD_CSV: quoted newlines end no line */
 
 typedef struct pd_file {
     char *path;

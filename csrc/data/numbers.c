@@ -64,3 +64,15 @@ void pd_rows_gather(const void *from, size_t each, const pd_numbers *all, void *
     pd_parallel(all->n, pd_grain(all->n, width, 4 * PD_GRAIN), some, &g);
     pd_host_acquire(token);
 }
+
+pd_status pd_strings_gather(const char *op, const char *data, int64_t bytes, const int64_t *spans, int64_t n,
+                            int64_t each, char *to) {
+    for (int64_t i = 0; i < n; i++) {
+        int64_t begin = spans[2 * i], end = spans[2 * i + 1];
+        if (begin < 0 || end < begin || end > bytes || end - begin != each)
+            return pd_fail(PD_E_VALUE, "%s: string %lld has %lld bytes (expected %lld, as the first one)", op,
+                           (long long)i, (long long)(end - begin), (long long)each);
+        memcpy(to + i * each, data + begin, (size_t)each);
+    }
+    return PD_OK;
+}

@@ -20,4 +20,9 @@ pd_status pd_numbers_check(const char *op, const pd_numbers *all, int64_t n, con
    copies. */
 void pd_rows_gather(const void *from, size_t each, const pd_numbers *all, void *to);
 
+/* to[i] = data[spans[2 i]] up to data[spans[2 i + 1]], `each` bytes. PD_E_VALUE if one of the n strings has another
+   length or is not within the `bytes` of data. */
+pd_status pd_strings_gather(const char *op, const char *data, int64_t bytes, const int64_t *spans, int64_t n,
+                            int64_t each, char *to);
+
 #endif

@@ -62,13 +62,24 @@ static pd_status scan_records(scan *s) {
     return add(s, s->file->size);
 }
 
+/* The next newline, or NULL. Of CSV only one outside quotes counts; *quoted: whether p stands within them. */
+static const char *newline(const scan *s, const char *p, const char *end, bool *quoted) {
+    if (s->files->framing == PD_LINES) return memchr(p, '\n', (size_t)(end - p));
+    for (; p < end; p++) {
+        if (*p == '"') *quoted = !*quoted;
+        if (*p == '\n' && !*quoted) return p;
+    }
+    return NULL;
+}
+
 static pd_status scan_lines(scan *s) {
     int64_t size = s->file->size;
+    bool quoted = false;
     if (size) PD_TRY(add(s, 0));
     while (s->end < size) {
         PD_TRY(move(s, s->end, WINDOW));
         const char *p = s->bytes, *end = s->bytes + (s->end - s->begin);
-        while ((p = memchr(p, '\n', (size_t)(end - p)))) {
+        while ((p = newline(s, p, end, &quoted))) {
             p++;
             int64_t at = s->begin + (p - s->bytes);
             if (at < size) PD_TRY(add(s, at));

@@ -10,6 +10,7 @@ function of the element's number: `shuffle` fills no buffer, and an iterator's s
 """
 
 from pydist import _C
+from pydist.data.csv import CsvDataset, decode_csv, make_csv_dataset
 from pydist.data.dataset import Dataset
 from pydist.data.example import (
     BytesList,
@@ -27,13 +28,20 @@ from pydist.data.example import (
     parse_example,
     parse_single_example,
 )
+from pydist.data.images import decode_image, decode_jpeg, decode_png
 from pydist.data.iterator import Iterator, NumpyIterator
 from pydist.data.options import AutoShardPolicy, Options, ThreadingOptions
-from pydist.data.records import FixedLengthRecordDataset, TFRecordDataset, TFRecordWriter
+from pydist.data.records import (
+    FixedLengthRecordDataset,
+    TFRecordDataset,
+    TFRecordOptions,
+    TFRecordWriter,
+    TextLineDataset,
+)
 from pydist.data.spec import AUTOTUNE, DatasetSpec, TensorSpec, string
 from pydist.data.spec import INFINITE as INFINITE_CARDINALITY
 from pydist.data.spec import UNKNOWN as UNKNOWN_CARDINALITY
-from pydist.data.strings import StringTensor
+from pydist.data.strings import StringTensor, decode_raw
 
 DataError = _C.DataError
 
@@ -41,6 +49,7 @@ __all__ = [
     "AUTOTUNE",
     "AutoShardPolicy",
     "BytesList",
+    "CsvDataset",
     "DataError",
     "Dataset",
     "DatasetSpec",
@@ -61,11 +70,19 @@ __all__ = [
     "SequenceExample",
     "StringTensor",
     "TFRecordDataset",
+    "TFRecordOptions",
     "TFRecordWriter",
     "TensorSpec",
+    "TextLineDataset",
     "ThreadingOptions",
     "UNKNOWN_CARDINALITY",
     "VarLenFeature",
+    "decode_csv",
+    "decode_image",
+    "decode_jpeg",
+    "decode_png",
+    "decode_raw",
+    "make_csv_dataset",
     "parse_example",
     "parse_single_example",
     "string",

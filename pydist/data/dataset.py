@@ -1,9 +1,11 @@
 """Dataset: tf.data's names over pydist's tensors."""
 
 import bisect
+import glob
+import os
 
 from pydist import _C
-from pydist.data import batch, function, nested, order, sources, spec
+from pydist.data import batch, files, function, nested, order, sources, spec
 from pydist.data.iterator import Iterator, NumpyIterator, drawn_seed
 from pydist.data.options import Options
 from pydist.data.spec import AUTOTUNE, INFINITE, UNKNOWN
@@ -24,7 +26,7 @@ def _threads(number, where):
     return number
 
 
-_CYCLE = 16  # data sets that are read in turn where a program does not say: a number that every machine has
+CYCLE = 16  # data sets that are read in turn where a program does not say: a number that every machine has
 
 
 def _alike(datasets, where):
@@ -210,6 +212,19 @@ class Dataset:
         choice = _step_of(choice_dataset, where)
         return Dataset(nested.Choose(_alike(datasets, where), bool(stop_on_empty_dataset), choice=choice, seed=0))
 
+    @staticmethod
+    def list_files(file_pattern, shuffle=None, seed=None, name=None):
+        """The paths of files that match a pattern, or one of several, as strings: in a random order unless `shuffle` is
+        False, else sorted. Hidden files match only patterns that name the dot. Raises FileNotFoundError if none matches.
+        """
+        where = "list_files"
+        patterns = files.paths_of(file_pattern, where)
+        found = sorted({path for pattern in patterns for path in glob.glob(pattern)})
+        if not found:
+            raise FileNotFoundError(f"{where}: no file matches {', '.join(map(repr, patterns))} (expected one or more)")
+        dataset = Dataset.from_tensor_slices([os.fsencode(path) for path in found])
+        return dataset if shuffle is False else dataset.shuffle(len(found), seed)
+
     # Steps
 
     def map(self, map_func, num_parallel_calls=None, deterministic=None, synchronous=None, use_unbounded_threadpool=None,
@@ -257,7 +272,7 @@ class Dataset:
         [0, 10, 1, 11, 2, 12]
         """
         cycle = AUTOTUNE if cycle_length is None else spec.count_of(cycle_length, "interleave", "cycle_length")
-        cycle = _CYCLE if cycle == AUTOTUNE else spec.count_of(cycle, "interleave", "cycle_length", 1)
+        cycle = CYCLE if cycle == AUTOTUNE else spec.count_of(cycle, "interleave", "cycle_length", 1)
         block = 1 if block_length is None else spec.count_of(block_length, "interleave", "block_length", 1)
         threads = _threads(num_parallel_calls, "interleave")
         return self._with(nested.Interleave(self._node, map_func, cycle, block, threads))
@@ -563,4 +578,4 @@ class Dataset:
         return f"<Dataset: {self._node.name}, {known}>"
 
 
-__all__ = ["Dataset"]
+__all__ = ["CYCLE", "Dataset"]

@@ -11,7 +11,7 @@ from pydist._files import replacing
 from pydist.data import pool
 from pydist.data.spec import StringTensor
 
-RECORDS, LINES, FIXED = 0, 1, 2  # csrc/data/files.h
+RECORDS, LINES, FIXED, CSV = range(4)  # csrc/data/files.h
 
 _MAGIC = b"pydist index 1\n\0"
 _HEAD = struct.Struct("<16sqqqqI4x")  # magic, size and time of change of the file, framing, starts, their checksum
@@ -35,11 +35,12 @@ def paths_of(filenames, where):
 class Files:
     """The records of files, numbered through. Files are looked at when that is first needed, not when a plan is made.
 
-    `op`: what messages begin with. FIXED: records of `each` bytes after `head` bytes and before `foot` bytes."""
+    `op`: what messages begin with. FIXED: records of `each` bytes after `head` bytes and before `foot` bytes. `skip`: the
+    first records of each file that are left out."""
 
-    def __init__(self, op, framing, paths, head=0, each=0, foot=0):
+    def __init__(self, op, framing, paths, head=0, each=0, foot=0, skip=0):
         self.op, self.framing, self.paths = op, framing, paths
-        self.head, self.each, self.foot = head, each, foot
+        self.head, self.each, self.foot, self.skip = head, each, foot, skip
         self._lock, self._ready, self._counts, self._stats = threading.Lock(), None, None, None
 
     def stats(self):
@@ -84,6 +85,10 @@ class Files:
         return bytes_of_records // self.each
 
     def _starts(self, made, i):
+        starts = self._all_starts(made, i)
+        return starts[min(self.skip, len(starts) - 1) :]
+
+    def _all_starts(self, made, i):
         path, size, changed = self.stats()[i]
         if size < _LARGE:
             return _C._data_files_scan(made, i)
@@ -106,7 +111,7 @@ class Files:
 
     def detail(self):
         """What identifies the records in another process: the files' names and sizes."""
-        return (self.head, self.each, [(os.path.basename(path), size) for path, size, _ in self.stats()])
+        return (self.head, self.each, self.skip, [(os.path.basename(path), size) for path, size, _ in self.stats()])
 
 
 def _index_path(path):

@@ -1,16 +1,19 @@
-"""Record files: TFRecords and records of equal length, read by number, and a writer of TFRecords."""
+"""Record files: TFRecords, lines, records of equal length, read by number, and a writer of TFRecords."""
 
+import gzip
 import os
 import struct
+import zlib
 
 from pydist import _C
-from pydist.data import spec
-from pydist.data.dataset import Dataset
-from pydist.data.files import FIXED, Files, RECORDS, paths_of
+from pydist.data import nested, spec
+from pydist.data.compressed import Compressed, kind_of
+from pydist.data.dataset import CYCLE, Dataset
+from pydist.data.files import FIXED, Files, LINES, RECORDS, paths_of
 from pydist.data.spec import AUTOTUNE, TensorSpec, string
 from pydist.data.step import Step, tensor_of
 
-_TURNS = 16  # files that are read in turn for num_parallel_reads=AUTOTUNE: a number that every machine has
+_AHEAD, _AHEAD_BYTES = 64, 1 << 18  # records that are read at once where elements are asked for one after another
 
 
 class Records(Step):
@@ -20,6 +23,7 @@ class Records(Step):
 
     def __init__(self, files, cycle=1):
         self.files, self.cycle, self._order = files, cycle, None
+        self._block, self._next = (0, ()), 0  # the records that were read last, and the number after the last one
 
     name = property(lambda self: self.files.op)
 
@@ -35,7 +39,19 @@ class Records(Step):
         return _C._data_gather(self._order, numbers)
 
     def get(self, i, run):
-        return [self.files.rows(self._places(range(i, i + 1)))[0]]
+        first, rows = self._block
+        if not first <= i < first + len(rows):
+            follows = i == self._next  # reads ahead, since elements are asked for in their order
+            first, rows = i, self.files.rows(self._places(range(i, i + (self._ahead() if follows else 1))))
+            self._block = (first, rows)
+        self._next = i + 1
+        return [rows[i - first]]
+
+    def _ahead(self):
+        """How many records a block has, all of them within the data."""
+        count = self.count()
+        each = sum(size for _, size, _ in self.files.stats()) // max(1, count)
+        return max(1, min(_AHEAD, _AHEAD_BYTES // max(1, each), count - self._next))
 
     def rows(self, numbers, run):
         return [self.files.rows(self._places(numbers))]
@@ -47,22 +63,41 @@ class Records(Step):
         return (self.cycle, *self.files.detail())
 
 
-def cycle_of(num_parallel_reads, files, where):
+def cycle_of(num_parallel_reads, where):
     """How many files are read in turn."""
     if num_parallel_reads is None:
         return 1
     reads = spec.count_of(num_parallel_reads, where, "num_parallel_reads")
     if reads != AUTOTUNE and reads < 1:
         raise ValueError(f"{where}: num_parallel_reads is {reads} (expected 1 or more, AUTOTUNE or None)")
-    return min(files, _TURNS if reads == AUTOTUNE else reads)
+    return CYCLE if reads == AUTOTUNE else reads
+
+
+def of_files(filenames, where, framing, compression_type, num_parallel_reads, **layout):
+    """The plan of a data set of files: paths, or a data set of paths."""
+    kind, cycle = kind_of(compression_type, where), cycle_of(num_parallel_reads, where)
+
+    def of_paths(paths):
+        files = Files(where, framing, paths, **layout)
+        return Records(files, min(cycle, len(paths))) if not kind else Compressed(files, kind)
+
+    if not isinstance(filenames, Dataset):
+        paths = paths_of(filenames, where)
+        if not kind or cycle < 2:
+            return of_paths(paths)
+        filenames = Dataset.from_tensor_slices([os.fsencode(path) for path in paths])
+    return nested.Interleave(
+        filenames._node, lambda path: Dataset(of_paths(paths_of(path, where))), cycle, 1, where=where
+    )
 
 
 class TFRecordDataset(Dataset):
     """The records of TFRecord files, as strings. Checksums are compared.
 
-    Records are read by number, so `shuffle` and `shard` choose among all of them. The first pass looks at the lengths of
-    all records; those of files from 64 MiB on are kept in a hidden file beside them (`.NAME.index`). A file that is cut or
-    damaged raises DataError. `num_parallel_reads`: so many files are read in turn, a record of each.
+    `filenames`: paths, or a data set of paths. Records are read by number, so `shuffle` and `shard` choose among all of
+    them. The first pass looks at the lengths of all records; those of files from 64 MiB on are kept in a hidden file beside
+    them (`.NAME.index`). A file that is cut or damaged raises DataError. `num_parallel_reads`: so many files are read in
+    turn, a record of each. `compression_type` "GZIP" or "ZLIB": the files are read from their beginnings, as streams.
 
     >>> import os, tempfile
     >>> from pydist.data import TFRecordDataset, TFRecordWriter
@@ -75,9 +110,7 @@ class TFRecordDataset(Dataset):
     """
 
     def __init__(self, filenames, compression_type=None, buffer_size=None, num_parallel_reads=None, name=None):
-        where = type(self).__name__
-        paths = paths_of(filenames, where)
-        super().__init__(Records(Files(where, RECORDS, paths), cycle_of(num_parallel_reads, len(paths), where)))
+        super().__init__(of_files(filenames, type(self).__name__, RECORDS, compression_type, num_parallel_reads))
 
 
 class FixedLengthRecordDataset(Dataset):
@@ -86,21 +119,74 @@ class FixedLengthRecordDataset(Dataset):
     def __init__(self, filenames, record_bytes, header_bytes=None, footer_bytes=None, buffer_size=None,
                  compression_type=None, num_parallel_reads=None, name=None):  # fmt: skip
         where = type(self).__name__
-        paths = paths_of(filenames, where)
-        each = spec.count_of(record_bytes, where, "record_bytes", 1)
         head, foot = (
             0 if n is None else spec.count_of(n, where, what, 0)
             for n, what in ((header_bytes, "header_bytes"), (footer_bytes, "footer_bytes"))
         )
-        files = Files(where, FIXED, paths, head, each, foot)
-        super().__init__(Records(files, cycle_of(num_parallel_reads, len(paths), where)))
+        layout = {"head": head, "each": spec.count_of(record_bytes, where, "record_bytes", 1), "foot": foot}
+        super().__init__(of_files(filenames, where, FIXED, compression_type, num_parallel_reads, **layout))
+
+
+class TextLineDataset(Dataset):
+    """The lines of text files, without their ends, as strings: read as TFRecordDataset reads records.
+
+    >>> import os, tempfile
+    >>> from pydist.data import TextLineDataset
+    >>> path = os.path.join(tempfile.mkdtemp(), "text")
+    >>> with open(path, "w") as file:
+    ...     _ = file.write("one\\ntwo\\n")
+    >>> [line.numpy() for line in TextLineDataset(path)]
+    [b'one', b'two']
+    """
+
+    def __init__(self, filenames, compression_type=None, buffer_size=None, num_parallel_reads=None, name=None):
+        super().__init__(of_files(filenames, type(self).__name__, LINES, compression_type, num_parallel_reads))
+
+
+class TFRecordOptions:
+    """How TFRecordWriter compresses: compression_type None, "GZIP" or "ZLIB". The other arguments are zlib's."""
+
+    def __init__(self, compression_type=None, flush_mode=None, input_buffer_size=None, output_buffer_size=None,
+                 window_bits=None, compression_level=None, compression_method=None, mem_level=None,
+                 compression_strategy=None):  # fmt: skip
+        self.compression_type = kind_of(compression_type, "TFRecordOptions")
+        self.compression_level = -1 if compression_level is None else compression_level
+
+
+class _Deflated:
+    """A file that is written as a zlib stream."""
+
+    def __init__(self, path, level):
+        self.file, self.deflate = open(path, "wb"), zlib.compressobj(level)
+
+    closed = property(lambda self: self.file.closed)
+
+    def write(self, content):
+        self.file.write(self.deflate.compress(content))
+
+    def flush(self):
+        self.file.write(self.deflate.flush(zlib.Z_SYNC_FLUSH))
+        self.file.flush()
+
+    def close(self):
+        if not self.closed:
+            self.file.write(self.deflate.flush())
+            self.file.close()
 
 
 class TFRecordWriter:
-    """Writes records to a TFRecord file. `close()`, or the end of a `with` block, writes what waits."""
+    """Writes records to a TFRecord file. `close()`, or the end of a `with` block, writes what waits. `options`: "GZIP",
+    "ZLIB" or TFRecordOptions."""
 
     def __init__(self, path, options=None):
-        self._file = open(os.fspath(path), "wb")
+        options = options if isinstance(options, TFRecordOptions) else TFRecordOptions(options)
+        path, level = os.fspath(path), options.compression_level
+        if options.compression_type == "GZIP":
+            self._file = gzip.open(path, "wb", 9 if level < 0 else level)
+        elif options.compression_type == "ZLIB":
+            self._file = _Deflated(path, level)
+        else:
+            self._file = open(path, "wb")
 
     def write(self, record):
         """Adds a record: bytes, or a string as UTF-8."""

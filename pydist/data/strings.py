@@ -101,6 +101,11 @@ class StringTensor:
     def __getitem__(self, index):
         return self._of(self._data, self._spans[index])
 
+    def reshape(self, *shape):
+        """The same strings in another shape."""
+        sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        return self._of(self._data, self._spans.reshape(*sizes, 2))
+
     def __len__(self):
         if not self.ndim:
             raise TypeError("len() of a string without dims (expected a tensor of strings)")
@@ -163,3 +168,30 @@ def joined(parts):
         moved.append(part._spans + at)
         at += part._data.shape[0]
     return StringTensor._of(_C.cat([part._data for part in parts]), _C.cat(moved))
+
+
+def decode_raw(input_bytes, out_type, little_endian=True, fixed_length=None, name=None):
+    """The bytes of strings of equal length as numbers of a dtype, along a new last dim.
+
+    >>> import pydist
+    >>> from pydist.data import StringTensor, decode_raw
+    >>> decode_raw(StringTensor([b"\\1\\2", b"\\3\\4"]), pydist.uint8).tolist()
+    [[1, 2], [3, 4]]
+    """
+    where = "decode_raw"
+    strings = input_bytes if isinstance(input_bytes, StringTensor) else StringTensor(input_bytes)
+    if fixed_length is not None:  # longer strings are cut, shorter ones end with zeros
+        strings = StringTensor([item[:fixed_length].ljust(fixed_length, b"\0") for item in strings._items()]).reshape(
+            strings.shape
+        )
+    spans = strings._spans.reshape(-1, 2)
+    found = _C._data_strings(where, strings._data, spans if spans.is_contiguous() else spans.contiguous())
+    size = out_type.itemsize
+    if found.shape[1] % size:
+        raise ValueError(
+            f"{where}: strings have {found.shape[1]} bytes (expected a multiple of {size}, for {out_type})"
+        )
+    found = found.reshape(*strings.shape, found.shape[1])
+    if not little_endian and size > 1:
+        found = found.reshape(*strings.shape, -1, size).flip(-1).reshape(found.shape).contiguous()
+    return found if out_type is _C.uint8 else found.view(out_type)

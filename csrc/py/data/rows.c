@@ -102,11 +102,35 @@ static PyObject *interleave(PyObject *module, PyObject *args) {
     return pd_py_raise(status);
 }
 
+static PyObject *strings(PyObject *module, PyObject *args) {
+    const char *op;
+    PyObject *data_of, *spans_of;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "sOO:_data_strings", &op, &data_of, &spans_of)) return NULL;
+    pd_tensor *data = pd_py_plain(data_of, op, "data", PD_U8, 1), *spans = NULL;
+    if (data) spans = pd_py_plain(spans_of, op, "spans", PD_I64, 2);
+    if (!spans) return NULL;
+    if (spans->size[1] != 2)
+        return PyErr_Format(PyExc_ValueError, "%s: spans of %lld (expected 2)", op, spans->size[1]);
+    const int64_t *span = pd_tensor_data(spans);
+    int64_t size[2] = {spans->size[0], spans->size[0] ? span[1] - span[0] : 0};
+    if (size[1] < 0) return PyErr_Format(PyExc_ValueError, "%s: a span ends before it begins (expected none)", op);
+    pd_tensor *to = pd_py_made(op, PD_U8, 2, size);
+    if (!to) return NULL;
+    pd_status status = pd_strings_gather(op, pd_tensor_data(data), data->numel, span, size[0], size[1],
+                                         pd_tensor_data(to));
+    if (!status) return pd_py_wrap_new(to);
+    pd_tensor_release(to);
+    return pd_py_raise(status);
+}
+
 static PyMethodDef functions[] = {
     {"_data_order", order, METH_VARARGS,
      "_data_order(n, window, seed, epoch, places): the elements at these places of a random order of n numbers."},
     {"_data_interleave", interleave, METH_VARARGS,
      "_data_interleave(counts, cycle): the order of records of files that are read in turn, `cycle` at a time."},
+    {"_data_strings", strings, METH_VARARGS,
+     "_data_strings(op, data, spans): the bytes of strings of one length, [strings, bytes]."},
     {"_data_gather", gather, METH_VARARGS, "_data_gather(source, numbers): the rows of source with these numbers."},
     {0}};
 
