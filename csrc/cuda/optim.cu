@@ -137,12 +137,18 @@ template <class T> static __device__ T decayed(T g, T wd, T p) { return wd != 0 
 
 RULE(sgd) {
     T sign, wd, lr, mu, fresh, kept;
-    bool nesterov, plain, first;
+    bool nesterov, plain, first, keras;
     __host__ __device__ explicit sgd_rule(const pd_sgd &c)
         : sign(SIGN(c)), wd((T)c.weight_decay), lr((T)c.lr), mu((T)c.momentum), fresh((T)(1.0 - c.dampening)), kept((T)c.momentum),
-          nesterov(c.nesterov), plain(c.momentum == 0.0), first(c.first) {}
+          nesterov(c.nesterov), plain(c.momentum == 0.0), first(c.first), keras(c.keras) {}
     __device__ void operator()(element<T> &e) const {
         T g = decayed(sign * e.g, wd, e.p);
+        if (keras && !plain) {
+            g *= lr;
+            e.m = mu * e.m - g;
+            e.p += nesterov ? mu * e.m - g : e.m;
+            return;
+        }
         if (!plain) {
             T b = first ? g : kept * e.m + fresh * g; /* at first the buffer is not initialised */
             e.m = b;
@@ -156,7 +162,8 @@ RULE(adam) {
     bool amsgrad;
     __host__ __device__ explicit adam_rule(const pd_adam &c)
         : sign(SIGN(c)), wd((T)(c.decoupled ? 0 : c.weight_decay)), shrink((T)(c.decoupled ? 1.0 - c.lr * c.weight_decay : 1)),
-          w1((T)(1.0 - c.beta1)), b2((T)c.beta2), w2((T)(1.0 - c.beta2)), eps((T)c.eps),
+          w1((T)(1.0 - c.beta1)), b2((T)c.beta2), w2((T)(1.0 - c.beta2)),
+          eps((T)(c.keras ? c.eps / sqrt(1.0 - pow(c.beta2, (double)c.step)) : c.eps)),
           step((T)(c.lr / (1.0 - pow(c.beta1, (double)c.step)))), root((T)(1.0 / sqrt(1.0 - pow(c.beta2, (double)c.step)))),
           amsgrad(c.amsgrad) {}
     __device__ void operator()(element<T> &e) const {
@@ -179,10 +186,11 @@ RULE(adadelta) {
     }
 };
 RULE(rmsprop) {
-    T sign, wd, lr, eps, alpha, fresh, mu;
+    T sign, wd, inside, beside, early, late, alpha, fresh, mu;
     bool centered, momentum;
     __host__ __device__ explicit rmsprop_rule(const pd_rmsprop &c)
-        : sign(SIGN(c)), wd((T)c.weight_decay), lr((T)c.lr), eps((T)c.eps), alpha((T)c.alpha), fresh((T)(1.0 - c.alpha)), mu((T)c.momentum), centered(c.centered), momentum(c.momentum != 0) {}
+        : sign(SIGN(c)), wd((T)c.weight_decay), inside((T)(c.keras ? c.eps : 0)), beside((T)(c.keras ? 0 : c.eps)), early((T)(c.keras ? c.lr : 1)), late((T)(c.keras ? 1 : c.lr)),
+          alpha((T)c.alpha), fresh((T)(1.0 - c.alpha)), mu((T)c.momentum), centered(c.centered), momentum(c.momentum != 0) {}
     __device__ void operator()(element<T> &e) const {
         T g = decayed(sign * e.g, wd, e.p), v = alpha * e.v + fresh * g * g, spread = v;
         e.v = v;
@@ -191,19 +199,20 @@ RULE(rmsprop) {
             e.w = w;
             spread = v - w * w;
         }
-        T d = g / (V_SQRT(spread) + eps);
+        T d = early * g / (V_SQRT(spread + inside) + beside);
         if (momentum) d = e.m = mu * e.m + d;
-        e.p -= lr * d;
+        e.p -= late * d;
     }
 };
 RULE(adagrad) {
-    T sign, wd, lr, eps;
+    T sign, wd, lr, inside, beside;
     __host__ __device__ explicit adagrad_rule(const pd_adagrad &c)
-        : sign(SIGN(c)), wd((T)c.weight_decay), lr((T)(c.lr / (1.0 + (double)(c.step - 1) * c.lr_decay))), eps((T)c.eps) {}
+        : sign(SIGN(c)), wd((T)c.weight_decay), lr((T)(c.lr / (1.0 + (double)(c.step - 1) * c.lr_decay))),
+          inside((T)(c.keras ? c.eps : 0)), beside((T)(c.keras ? 0 : c.eps)) {}
     __device__ void operator()(element<T> &e) const {
         T g = decayed(sign * e.g, wd, e.p), v = e.v + g * g;
         e.v = v;
-        e.p -= lr * (g / (V_SQRT(v) + eps));
+        e.p -= lr * (g / (V_SQRT(v + inside) + beside));
     }
 };
 RULE(moments) {
@@ -221,14 +230,14 @@ RULE(moments) {
     }
 };
 RULE(adamax) {
-    T sign, wd, eps, step, w1, b2;
+    T sign, wd, early, late, step, w1, b2;
     __host__ __device__ explicit adamax_rule(const pd_adamax &c)
-        : sign(SIGN(c)), wd((T)c.weight_decay), eps((T)c.eps), step((T)(c.lr / (1.0 - pow(c.beta1, (double)c.step)))), w1((T)(1.0 - c.beta1)), b2((T)c.beta2) {}
+        : sign(SIGN(c)), wd((T)c.weight_decay), early((T)(c.keras ? 0 : c.eps)), late((T)(c.keras ? c.eps : 0)), step((T)(c.lr / (1.0 - pow(c.beta1, (double)c.step)))), w1((T)(1.0 - c.beta1)), b2((T)c.beta2) {}
     __device__ void operator()(element<T> &e) const {
-        T g = decayed(sign * e.g, wd, e.p), size = (g < 0 ? -g : g) + eps, faded = e.v * b2, m = e.m + w1 * (g - e.m), v = faded > size ? faded : size;
+        T g = decayed(sign * e.g, wd, e.p), size = (g < 0 ? -g : g) + early, faded = e.v * b2, m = e.m + w1 * (g - e.m), v = faded > size ? faded : size;
         e.m = m;
         e.v = v;
-        e.p -= step * (m / v);
+        e.p -= step * (m / (v + late));
     }
 };
 RULE(asgd) {

@@ -91,6 +91,9 @@ typedef struct pd_block { int64_t outer, n, inner; } pd_block;
        Rprop          last gradient              step
        Lion           mean of g
 
+   Some methods have a flag `keras`: Keras' formula, which places eps elsewhere. Then m of SGD and RMSprop includes the
+   learning rate.
+
    low: NULL, or memory to which p is also written, as F16 or BF16. chance: 0, or the key of stochastic rounding: BF16
    results are rounded up or down at random, by this key and the element's index in the list. */
 typedef struct pd_segment_step {
@@ -105,22 +108,22 @@ typedef struct pd_segment_step {
     float *step;
     float *own[2]; /* numbers of the method that the step updates: mu_product; eta and mu */
 } pd_segment_step;
-typedef struct pd_sgd { double lr, momentum, dampening, weight_decay; bool nesterov, maximize, first; } pd_sgd;
+typedef struct pd_sgd { double lr, momentum, dampening, weight_decay; bool nesterov, maximize, first, keras; } pd_sgd;
 typedef struct pd_adam {
     double lr, beta1, beta2, eps, weight_decay;
     int64_t step;
-    bool amsgrad, decoupled, maximize;
+    bool amsgrad, decoupled, maximize, keras;
 } pd_adam;
 typedef struct pd_adadelta { double lr, rho, eps, weight_decay; bool maximize; } pd_adadelta;
-typedef struct pd_rmsprop { double lr, alpha, eps, weight_decay, momentum; bool centered, maximize; } pd_rmsprop;
-typedef struct pd_adagrad { double lr, lr_decay, eps, weight_decay; int64_t step; bool maximize; } pd_adagrad;
+typedef struct pd_rmsprop { double lr, alpha, eps, weight_decay, momentum; bool centered, maximize, keras; } pd_rmsprop;
+typedef struct pd_adagrad { double lr, lr_decay, eps, weight_decay; int64_t step; bool maximize, keras; } pd_adagrad;
 /* NAdam (nesterov) or RAdam. mu_product: that of the earlier steps (kernels/step_rules.h). */
 typedef struct pd_moments {
     double lr, beta1, beta2, eps, weight_decay, momentum_decay, mu_product;
     int64_t step;
     bool nesterov, decoupled, maximize;
 } pd_moments;
-typedef struct pd_adamax { double lr, beta1, beta2, eps, weight_decay; int64_t step; bool maximize; } pd_adamax;
+typedef struct pd_adamax { double lr, beta1, beta2, eps, weight_decay; int64_t step; bool maximize, keras; } pd_adamax;
 /* eta and mu: of this step; the other numbers give those of the next step (kernels/step_rules.h). */
 typedef struct pd_asgd {
     double eta, mu, lambd, weight_decay, lr, alpha, t0;

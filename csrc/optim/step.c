@@ -117,8 +117,29 @@ static pd_status number_near(const char *op, int64_t i, const pd_tensor *p, pd_t
     return PD_OK;
 }
 
+/* Puts the numbers that the host finds in tensors (l->now) into their places; NULL: the method has no such number. */
+static pd_status read_numbers(const char *op, const pd_step_lists *l, double *lr, int64_t *step, double *product) {
+    pd_scalar found[3];
+    for (int i = 0; i < 3; i++) {
+        const pd_tensor *t = l->now[i];
+        if (!t) continue;
+        if (t->numel != 1 || pd_dtype_is_complex((pd_dtype)t->dtype))
+            return pd_fail(PD_E_VALUE, "%s: got a number as %s of shape %s (expected one real element)", op,
+                           pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t));
+        PD_TRY(pd_item(op, t, PD_WAIT, &found[i]));
+    }
+    if (l->now[0] && lr) *lr = found[0].d;
+    if (l->now[1] && step) *step = (int64_t)found[1].d + 1;
+    if (l->now[2] && product) *product = found[2].d;
+    return PD_OK;
+}
+
+static pd_tensor *gradient(const pd_step_lists *l, int64_t i) {
+    return l->grads ? l->grads[i] : l->params[i]->meta ? l->params[i]->meta->grad : NULL;
+}
+
 static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_segment_step *s, copies *c) {
-    pd_tensor *p = l->params[i], *g = p->meta ? p->meta->grad : NULL;
+    pd_tensor *p = l->params[i], *g = gradient(l, i);
     if (!g) return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " has no gradient (expected .grad to be set)", op, i);
     if (pd_dtype_category((pd_dtype)p->dtype) < PD_CAT_FLOAT)
         return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s (expected a complex or floating dtype)", op, i,
@@ -200,7 +221,7 @@ static int64_t moved(const pd_step_lists *l, int64_t total) {
    gradient. */
 static void hold_all(const pd_step_lists *l, pd_storage **held) {
     for (int64_t i = 0; i < l->count; i++, held += 5) {
-        const pd_tensor *all[] = {l->params[i], l->params[i]->meta->grad, l->m ? l->m[i] : NULL, l->v ? l->v[i] : NULL,
+        const pd_tensor *all[] = {l->params[i], gradient(l, i), l->m ? l->m[i] : NULL, l->v ? l->v[i] : NULL,
                                   l->w ? l->w[i] : NULL};
         for (int k = 0; k < 5; k++)
             if ((held[k] = all[k] ? all[k]->storage : NULL)) pd_storage_retain(held[k]);
@@ -211,44 +232,46 @@ static void let_all_go(const pd_step_lists *l, pd_storage **held) {
     for (int64_t i = 0; i < 5 * l->count; i++) pd_storage_release(held[i]);
 }
 
-/* ns: the kernel's time for an element; a long step gives up the GIL. */
-#define STEP(name, ns)                                                                                  \
+/* ns: the kernel's time for an element; a long step gives up the GIL. lr, step, product: where l->now goes. */
+#define STEP(name, ns, lr, step, product)                                                               \
     pd_status pd_step_##name(const pd_step_lists *l, const pd_##name *c) {                              \
         pd_segment_step *s;                                                                             \
         pd_storage **held;                                                                              \
         copies copied = {0};                                                                            \
+        pd_##name now = *c;                                                                             \
         int64_t total;                                                                                  \
         if (!l->count) return PD_OK;                                                                    \
+        PD_TRY(read_numbers(#name, l, lr, step, product));                                              \
         pd_status status = segments(#name, l, &copied, &s, &held, &total);                              \
         if (!status) {                                                                                  \
-            pd_timespan span = pd_timespan_begin();                                                                \
+            pd_timespan span = pd_timespan_begin();                                                     \
             const pd_device *d = l->params[0]->storage->device, *was;                                   \
             bool unlocked = !d->kernels && (double)total * (ns) > PD_RELEASE_NS;                        \
             if (unlocked) hold_all(l, held);                                                            \
             void *token = unlocked ? pd_host_release() : NULL;                                          \
             status = pd_device_enter(d, &was);                                                          \
-            if (!status) pd_here()->name(part_of(l->params[0]), c, s, l->count);                        \
+            if (!status) pd_here()->name(part_of(l->params[0]), &now, s, l->count);                     \
             PD_THEN(pd_device_check(d, #name));                                                         \
             pd_device_here = was;                                                                       \
             pd_host_acquire(token);                                                                     \
             if (unlocked) let_all_go(l, held);                                                          \
-            if (!status) pd_timespan_end(&span, PD_SPAN_CALL, #name "_step", moved(l, total));                 \
+            if (!status) pd_timespan_end(&span, PD_SPAN_CALL, #name "_step", moved(l, total));          \
         }                                                                                               \
         for (int64_t i = 0; i < l->count && !status; i++)                                               \
             if (s[i].low) pd_autocast_copy_end(l->params[i]);                                           \
         status = end_copies(&copied, status);                                                           \
         return PD_TRAIL(status);                                                                        \
     }
-STEP(sgd, 1.0)
-STEP(adam, 1.5)
-STEP(adadelta, 2.0)
-STEP(rmsprop, 2.0)
-STEP(adagrad, 1.5)
-STEP(moments, 1.5)
-STEP(adamax, 1.5)
-STEP(asgd, 1.0)
-STEP(rprop, 1.5)
-STEP(lion, 1.0)
+STEP(sgd, 1.0, &now.lr, NULL, NULL)
+STEP(adam, 1.5, &now.lr, &now.step, NULL)
+STEP(adadelta, 2.0, &now.lr, NULL, NULL)
+STEP(rmsprop, 2.0, &now.lr, NULL, NULL)
+STEP(adagrad, 1.5, &now.lr, &now.step, NULL)
+STEP(moments, 1.5, &now.lr, &now.step, &now.mu_product)
+STEP(adamax, 1.5, &now.lr, &now.step, NULL)
+STEP(asgd, 1.0, NULL, NULL, NULL)
+STEP(rprop, 1.5, NULL, NULL, NULL)
+STEP(lion, 1.0, &now.lr, NULL, NULL)
 
 /* For one tensor, on its device: puts its sum of squares into *sum, which is on the device, too. Or, if sum is NULL,
    multiplies it by `by`; *finite: whether all elements were finite. */

@@ -5,21 +5,25 @@
 #include "autograd/tape.h"
 #include "kernels/kernels.h"
 
-/* Lists of `count` tensors each. All have one dtype, and those at one index have one shape. Gradients come from the
-   parameters. A list that the method does not use is NULL. Any strides will do: the step walks the parameter's memory
-   and copies tensors whose order differs. If a check fails, nothing is written. chance: as in pd_segment_step. The step
-   also writes the 16-bit copies of parameters that autocast wants (autocast.h).
+/* Lists of `count` tensors each. All have one dtype, and those at one index have one shape. A list
+   that the method does not use is NULL. Any strides will do: the step walks the parameter's memory and copies tensors
+   whose order differs. If a check fails, nothing is written. chance: as in pd_segment_step. The step also writes the
+   16-bit copies of parameters that autocast wants (autocast.h).
 
    On a GPU the kernel may read some numbers from the GPU's memory, so that each replay of a graph sees their new
    values: F32 tensors of one element; NULL: the method's struct has the number. */
 typedef struct pd_step_lists {
     pd_tensor *const *params, *const *m, *const *v, *const *w;
+    pd_tensor *const *grads; /* NULL: those of the parameters */
     int64_t count;
     uint64_t chance;
     pd_tensor *skip;   /* if not 0, the step changes nothing (the loss scaler found infinities) */
     pd_tensor *lr;
     pd_tensor *step;   /* the number of earlier steps; this one adds 1 */
     pd_tensor *own[2]; /* NAdam's mu_product, ASGD's eta and mu; the step updates them */
+    /* Tensors of one element that the host reads when the step begins, in the place of the method's numbers: the
+       learning rate, the number of earlier steps, NAdam's mu_product. NULL: the struct has it. */
+    pd_tensor *now[3];
 } pd_step_lists;
 
 pd_status pd_step_sgd(const pd_step_lists *l, const pd_sgd *c);

@@ -1,19 +1,28 @@
 /* The fused optimizer steps, on lists of tensors. */
+#include <string.h>
+
 #include "base/mem.h"
 #include "kernels/step_rules.h"
 #include "optim/step.h"
 #include "py/py.h"
 
-/* Up to four lists of the same length, the first one of parameters; for a step also `on_device`. */
+enum { LISTS = 5, GRADIENTS = LISTS - 1 };
+
+/* Lists of the same length, the first one of parameters; for a step also numbers that are tensors (optim/step.h). */
 typedef struct {
-    PyObject *seq[4];
-    pd_tensor **t[4];
+    PyObject *seq[LISTS];
+    pd_tensor **t[LISTS];
     Py_ssize_t n;
     pd_tensor *on_device[5]; /* skip, lr, step, own */
+    pd_tensor *now[3];       /* lr, step, mu_product */
 } lists;
 
+typedef struct { PyObject *on_device, *keras; } options; /* NULL: not given */
+static bool is_keras(const options *more) { return more->keras && more->keras != Py_None; }
+
+
 static void free_lists(lists *l) {
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < LISTS; i++) {
         pd_free(l->t[i]);
         Py_XDECREF(l->seq[i]);
     }
@@ -24,16 +33,19 @@ static bool read_lists(const char *op, PyObject *const *o, int count, lists *l) 
     *l = (lists){0};
     for (int i = 0; i < count; i++) {
         if (!o[i] || o[i] == Py_None) continue;
-        if (!pd_py_tensors(o[i], op, i ? "a state list" : "params", &l->seq[i], &l->t[i], &n)) goto fail;
+        const char *one = i == 0 ? "parameter" : i == GRADIENTS ? "gradient" : "state";
+        if (!pd_py_tensors(o[i], op, i == 0 ? "params" : i == GRADIENTS ? "gradients" : "a state list", &l->seq[i],
+                           &l->t[i], &n))
+            goto fail;
         if (i == 0) l->n = n;
         for (Py_ssize_t k = 0; k < n; k++)
             if (!l->t[i][k]) {
-                PyErr_Format(PyExc_TypeError, "%s: entry %zd is None (expected Tensor)", op, k);
+                PyErr_Format(PyExc_TypeError, "%s: %s %zd is None (expected Tensor)", op, one, k);
                 goto fail;
             }
         if (n != l->n) {
-            PyErr_Format(PyExc_ValueError,
-                         "%s: got %zd parameters and %zd states (expected one state for each parameter)", op, l->n, n);
+            PyErr_Format(PyExc_ValueError, "%s: got %zd parameters and %zd %ss (expected one %s for each parameter)",
+                         op, l->n, n, one, one);
             goto fail;
         }
     }
@@ -43,27 +55,43 @@ fail:
     return false;
 }
 
-/* Reads the lists of a step, and `on_device`: NULL, None or (skip, lr, step, *own), each a tensor or None. */
-static bool read_step(const char *op, PyObject *const *o, int count, PyObject *on_device, lists *l) {
-    bool none = !on_device || on_device == Py_None;
-    if (!none && !(PyTuple_Check(on_device) && PyTuple_GET_SIZE(on_device) <= 5)) {
-        PyErr_Format(PyExc_TypeError, "%s: on_device is %R (expected None or (skip, lr, step, *own))", op, on_device);
+/* Reads `from`, which is None or a tuple of up to `most` entries, from entry `first` on, each a tensor or None. */
+static bool read_numbers(const char *op, const char *name, PyObject *from, Py_ssize_t first, Py_ssize_t most,
+                         pd_tensor **to) {
+    if (!from || from == Py_None) return true;
+    if (!PyTuple_Check(from) || PyTuple_GET_SIZE(from) < first || PyTuple_GET_SIZE(from) > most) {
+        PyErr_Format(PyExc_TypeError, "%s: %s is %R (expected None or a tuple of %zd to %zd entries)", op, name, from,
+                     first, most);
         return false;
     }
-    if (!read_lists(op, o, count, l)) return false;
-    for (Py_ssize_t i = 0; !none && i < PyTuple_GET_SIZE(on_device); i++) {
-        PyObject *t = PyTuple_GET_ITEM(on_device, i);
-        if (t == Py_None || (l->on_device[i] = pd_py_expect_tensor(t, op, "on_device"))) continue;
-        free_lists(l);
-        return false;
+    for (Py_ssize_t i = first; i < PyTuple_GET_SIZE(from); i++) {
+        PyObject *t = PyTuple_GET_ITEM(from, i);
+        if (t != Py_None && !(to[i - first] = pd_py_expect_tensor(t, op, name))) return false;
     }
+    return true;
+}
+
+/* Reads the lists of a step, `on_device`: (skip, lr, step, *own), and `keras`: (gradients, lr, step, mu_product). */
+static bool read_step(const char *op, PyObject *const *o, int count, const options *more, lists *l) {
+    PyObject *all[LISTS] = {NULL};
+    pd_tensor *now[3] = {NULL}, *on_device[5] = {NULL};
+    if (!read_numbers(op, "on_device", more->on_device, 0, 5, on_device) ||
+        !read_numbers(op, "keras", more->keras, 1, 4, now))
+        return false;
+    memcpy(all, o, sizeof *o * (size_t)count);
+    if (is_keras(more)) all[GRADIENTS] = PyTuple_GET_ITEM(more->keras, 0);
+    if (!read_lists(op, all, LISTS, l)) return false;
+    memcpy(l->on_device, on_device, sizeof on_device);
+    memcpy(l->now, now, sizeof now);
     return true;
 }
 
 static pd_step_lists step_of(const lists *l, pd_tensor **m, pd_tensor **v, pd_tensor **w) {
     pd_tensor *const *d = l->on_device;
-    return (pd_step_lists){.params = l->t[0], .m = m, .v = v, .w = w, .count = l->n,
-                           .skip = d[0], .lr = d[1], .step = d[2], .own = {d[3], d[4]}};
+    pd_tensor *const *now = l->now;
+    return (pd_step_lists){.params = l->t[0], .m = m, .v = v, .w = w, .grads = l->t[GRADIENTS], .count = l->n,
+                           .skip = d[0], .lr = d[1], .step = d[2], .own = {d[3], d[4]},
+                           .now = {now[0], now[1], now[2]}};
 }
 
 static PyObject *finish(lists *l, pd_status status) {
@@ -74,21 +102,22 @@ static PyObject *finish(lists *l, pd_status status) {
 
 static PyObject *sgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params",   "momentum_buffers", "lr",    "momentum", "dampening", "weight_decay",
-                            "nesterov", "maximize",         "first", "chance", "on_device", NULL};
-    PyObject *o[2] = {NULL}, *on_device = NULL;
+                            "nesterov", "maximize",         "first", "chance", "on_device", "keras", NULL};
+    PyObject *o[2] = {NULL};
+    options more = {0};
     pd_sgd c = {0};
     int nesterov = 0, maximize = 0, first = 0;
     unsigned long long chance = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddpppKO:sgd_step", names, &o[0], &o[1], &c.lr, &c.momentum,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddpppKOO:sgd_step", names, &o[0], &o[1], &c.lr, &c.momentum,
                                      &c.dampening, &c.weight_decay, &nesterov, &maximize, &first, &chance,
-                                     &on_device) ||
-        !read_step("sgd_step", o, 2, on_device, &l))
+                                     &more.on_device, &more.keras) ||
+        !read_step("sgd_step", o, 2, &more, &l))
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], NULL, NULL);
     s.chance = chance;
-    c.nesterov = nesterov, c.maximize = maximize, c.first = first;
+    c.nesterov = nesterov, c.maximize = maximize, c.keras = is_keras(&more), c.first = first;
     if (c.momentum != 0 && !l.t[1])
         return finish(
             &l,
@@ -102,41 +131,44 @@ static PyObject *sgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
 static PyObject *adam_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params",  "exp_avgs",  "exp_avg_sqs", "max_exp_avg_sqs", "lr",
                             "beta1",   "beta2",     "eps",         "weight_decay",    "step",
-                            "amsgrad", "decoupled", "maximize",    "chance", "on_device", NULL};
-    PyObject *o[4] = {NULL}, *on_device = NULL;
+                            "amsgrad", "decoupled", "maximize",    "chance", "on_device", "keras", NULL};
+    PyObject *o[4] = {NULL};
+    options more = {0};
     pd_adam c = {0};
     int amsgrad = 0, decoupled = 0, maximize = 0;
     long long step = 0;
     unsigned long long chance = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddLpppKO:adam_step", names, &o[0], &o[1], &o[2], &o[3],
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddLpppKOO:adam_step", names, &o[0], &o[1], &o[2], &o[3],
                                      &c.lr, &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &step, &amsgrad,
-                                     &decoupled, &maximize, &chance, &on_device) ||
-        !read_step("adam_step", o, 4, on_device, &l))
+                                     &decoupled, &maximize, &chance, &more.on_device, &more.keras) ||
+        !read_step("adam_step", o, 4, &more, &l))
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], l.t[2], l.t[3]);
     s.chance = chance;
-    c.step = step, c.amsgrad = amsgrad, c.decoupled = decoupled, c.maximize = maximize;
+    c.step = step, c.amsgrad = amsgrad, c.decoupled = decoupled, c.maximize = maximize, c.keras = is_keras(&more);
     if (!l.t[1] || !l.t[2] || (amsgrad && !l.t[3]))
         return finish(&l, pd_fail(PD_E_VALUE,
                                   "adam_step: a list of states is None (expected exp_avgs, exp_avg_sqs and, with "
                                   "amsgrad, max_exp_avg_sqs)"));
-    if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adam_step: step is %lld (expected at least 1)", step));
+    if (step < 1 && !s.now[1])
+        return finish(&l, pd_fail(PD_E_VALUE, "adam_step: step is %lld (expected at least 1)", step));
     return finish(&l, pd_step_adam(&s, &c));
 }
 
 static PyObject *adadelta_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params", "square_avgs",  "acc_deltas", "lr", "rho",
-                            "eps",    "weight_decay", "maximize", "on_device", NULL};
-    PyObject *o[3] = {NULL}, *on_device = NULL;
+                            "eps",    "weight_decay", "maximize", "on_device", "keras", NULL};
+    PyObject *o[3] = {NULL};
+    options more = {0};
     pd_adadelta c = {0};
     int maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddpO:adadelta_step", names, &o[0], &o[1], &o[2], &c.lr,
-                                     &c.rho, &c.eps, &c.weight_decay, &maximize, &on_device) ||
-        !read_step("adadelta_step", o, 3, on_device, &l))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddpOO:adadelta_step", names, &o[0], &o[1], &o[2], &c.lr,
+                                     &c.rho, &c.eps, &c.weight_decay, &maximize, &more.on_device, &more.keras) ||
+        !read_step("adadelta_step", o, 3, &more, &l))
         return NULL;
     pd_step_lists s = step_of(&l, l.t[2], l.t[1], NULL);
     c.maximize = maximize;
@@ -148,19 +180,22 @@ static PyObject *adadelta_step(PyObject *module, PyObject *args, PyObject *kwarg
 
 static PyObject *rmsprop_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params", "square_avgs",  "momentum_buffers", "grad_avgs", "lr",       "alpha",
-                            "eps",    "weight_decay", "momentum",         "centered",  "maximize", "on_device", NULL};
-    PyObject *o[4] = {NULL}, *on_device = NULL;
+
+                            "eps",    "weight_decay", "momentum",         "centered",  "maximize", "on_device",
+                            "keras",  NULL};
+    PyObject *o[4] = {NULL};
+    options more = {0};
     pd_rmsprop c = {0};
     int centered = 0, maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddppO:rmsprop_step", names, &o[0], &o[1], &o[2], &o[3],
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddppOO:rmsprop_step", names, &o[0], &o[1], &o[2], &o[3],
                                      &c.lr, &c.alpha, &c.eps, &c.weight_decay, &c.momentum, &centered, &maximize,
-                                     &on_device) ||
-        !read_step("rmsprop_step", o, 4, on_device, &l))
+                                     &more.on_device, &more.keras) ||
+        !read_step("rmsprop_step", o, 4, &more, &l))
         return NULL;
     pd_step_lists s = step_of(&l, l.t[2], l.t[1], l.t[3]);
-    c.centered = centered, c.maximize = maximize;
+    c.centered = centered, c.maximize = maximize, c.keras = is_keras(&more);
     if (!l.t[1] || (c.momentum != 0 && !l.t[2]) || (centered && !l.t[3]))
         return finish(&l, pd_fail(PD_E_VALUE,
                                   "rmsprop_step: a list of states is None (expected square_avgs, with momentum "
@@ -170,45 +205,49 @@ static PyObject *rmsprop_step(PyObject *module, PyObject *args, PyObject *kwargs
 
 static PyObject *adagrad_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params", "sums", "lr", "lr_decay", "eps", "weight_decay", "step", "maximize",
-                            "on_device", NULL};
-    PyObject *o[2] = {NULL}, *on_device = NULL;
+                            "on_device", "keras", NULL};
+    PyObject *o[2] = {NULL};
+    options more = {0};
     pd_adagrad c = {0};
     int maximize = 0;
     long long step = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddLpO:adagrad_step", names, &o[0], &o[1], &c.lr, &c.lr_decay,
-                                     &c.eps, &c.weight_decay, &step, &maximize, &on_device) ||
-        !read_step("adagrad_step", o, 2, on_device, &l))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddLpOO:adagrad_step", names, &o[0], &o[1], &c.lr, &c.lr_decay,
+                                     &c.eps, &c.weight_decay, &step, &maximize, &more.on_device, &more.keras) ||
+        !read_step("adagrad_step", o, 2, &more, &l))
         return NULL;
     pd_step_lists s = step_of(&l, NULL, l.t[1], NULL);
-    c.step = step, c.maximize = maximize;
+    c.step = step, c.maximize = maximize, c.keras = is_keras(&more);
     if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "adagrad_step: the list of states is None (expected sums)"));
-    if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adagrad_step: step is %lld (expected at least 1)", step));
+    if (step < 1 && !s.now[1])
+        return finish(&l, pd_fail(PD_E_VALUE, "adagrad_step: step is %lld (expected at least 1)", step));
     return finish(&l, pd_step_adagrad(&s, &c));
 }
 
 static PyObject *moments_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params", "exp_avgs", "exp_avg_sqs", "lr", "beta1", "beta2", "eps", "weight_decay",
                             "momentum_decay", "mu_product", "step", "nesterov", "decoupled", "maximize",
-                            "on_device", NULL};
-    PyObject *o[3] = {NULL}, *on_device = NULL;
+                            "on_device", "keras", NULL};
+    PyObject *o[3] = {NULL};
+    options more = {0};
     pd_moments c = {.mu_product = 1};
     int nesterov = 0, decoupled = 0, maximize = 0;
     long long step = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddddLpppO:moments_step", names, &o[0], &o[1], &o[2], &c.lr,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddddLpppOO:moments_step", names, &o[0], &o[1], &o[2], &c.lr,
                                      &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &c.momentum_decay, &c.mu_product,
-                                     &step, &nesterov, &decoupled, &maximize, &on_device) ||
-        !read_step("moments_step", o, 3, on_device, &l))
+                                     &step, &nesterov, &decoupled, &maximize, &more.on_device, &more.keras) ||
+        !read_step("moments_step", o, 3, &more, &l))
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], l.t[2], NULL);
     c.step = step, c.nesterov = nesterov, c.decoupled = decoupled, c.maximize = maximize;
     if (!l.t[1] || !l.t[2])
         return finish(
             &l, pd_fail(PD_E_VALUE, "moments_step: a list of states is None (expected exp_avgs and exp_avg_sqs)"));
-    if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "moments_step: step is %lld (expected at least 1)", step));
+    if (step < 1 && !s.now[1])
+        return finish(&l, pd_fail(PD_E_VALUE, "moments_step: step is %lld (expected at least 1)", step));
     PyObject *none = finish(&l, pd_step_moments(&s, &c));
     Py_XDECREF(none);
     return none ? PyFloat_FromDouble(pd_nadam_product(&c)) : NULL;
@@ -216,30 +255,34 @@ static PyObject *moments_step(PyObject *module, PyObject *args, PyObject *kwargs
 
 static PyObject *adamax_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params", "exp_avgs", "exp_infs",     "lr",   "beta1",
-                            "beta2",  "eps",      "weight_decay", "step", "maximize", "on_device", NULL};
-    PyObject *o[3] = {NULL}, *on_device = NULL;
+                            "beta2",  "eps",      "weight_decay", "step", "maximize", "on_device", "keras", NULL};
+    PyObject *o[3] = {NULL};
+    options more = {0};
     pd_adamax c = {0};
     int maximize = 0;
     long long step = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddLpO:adamax_step", names, &o[0], &o[1], &o[2], &c.lr,
-                                     &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &step, &maximize, &on_device) ||
-        !read_step("adamax_step", o, 3, on_device, &l))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddLpOO:adamax_step", names, &o[0], &o[1], &o[2], &c.lr,
+                                     &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &step, &maximize,
+                                     &more.on_device, &more.keras) ||
+        !read_step("adamax_step", o, 3, &more, &l))
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], l.t[2], NULL);
-    c.step = step, c.maximize = maximize;
+    c.step = step, c.maximize = maximize, c.keras = is_keras(&more);
     if (!l.t[1] || !l.t[2])
         return finish(&l,
                       pd_fail(PD_E_VALUE, "adamax_step: a list of states is None (expected exp_avgs and exp_infs)"));
-    if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adamax_step: step is %lld (expected at least 1)", step));
+    if (step < 1 && !s.now[1])
+        return finish(&l, pd_fail(PD_E_VALUE, "adamax_step: step is %lld (expected at least 1)", step));
     return finish(&l, pd_step_adamax(&s, &c));
 }
 
 static PyObject *asgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params", "averages", "eta", "mu",   "lambd",    "weight_decay",
                             "lr",     "alpha",    "t0",  "step", "maximize", "on_device", NULL};
-    PyObject *o[2] = {NULL}, *on_device = NULL;
+    PyObject *o[2] = {NULL};
+    options more = {0};
     pd_asgd c = {0};
     int maximize = 0;
     long long step = 0;
@@ -247,8 +290,9 @@ static PyObject *asgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     lists l;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$dddddddLpO:asgd_step", names, &o[0], &o[1], &c.eta, &c.mu,
-                                     &c.lambd, &c.weight_decay, &c.lr, &c.alpha, &c.t0, &step, &maximize, &on_device) ||
-        !read_step("asgd_step", o, 2, on_device, &l))
+                                     &c.lambd, &c.weight_decay, &c.lr, &c.alpha, &c.t0, &step, &maximize,
+                                     &more.on_device) ||
+        !read_step("asgd_step", o, 2, &more, &l))
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], NULL, NULL);
     c.step = step, c.maximize = maximize;
@@ -263,14 +307,15 @@ static PyObject *asgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
 static PyObject *rprop_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params",   "prevs",    "step_sizes", "eta_minus", "eta_plus",
                             "step_min", "step_max", "maximize", "on_device", NULL};
-    PyObject *o[3] = {NULL}, *on_device = NULL;
+    PyObject *o[3] = {NULL};
+    options more = {0};
     pd_rprop c = {0};
     int maximize = 0;
     lists l;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddpO:rprop_step", names, &o[0], &o[1], &o[2], &c.eta_minus,
-                                     &c.eta_plus, &c.step_min, &c.step_max, &maximize, &on_device) ||
-        !read_step("rprop_step", o, 3, on_device, &l))
+                                     &c.eta_plus, &c.step_min, &c.step_max, &maximize, &more.on_device) ||
+        !read_step("rprop_step", o, 3, &more, &l))
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], l.t[2], NULL);
     c.maximize = maximize;
@@ -281,15 +326,16 @@ static PyObject *rprop_step(PyObject *module, PyObject *args, PyObject *kwargs) 
 
 static PyObject *lion_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params", "exp_avgs", "lr", "beta1", "beta2", "weight_decay", "maximize",
-                            "on_device", NULL};
-    PyObject *o[2] = {NULL}, *on_device = NULL;
+                            "on_device", "keras", NULL};
+    PyObject *o[2] = {NULL};
+    options more = {0};
     pd_lion c = {0};
     int maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddpO:lion_step", names, &o[0], &o[1], &c.lr, &c.beta1,
-                                     &c.beta2, &c.weight_decay, &maximize, &on_device) ||
-        !read_step("lion_step", o, 2, on_device, &l))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddpOO:lion_step", names, &o[0], &o[1], &c.lr, &c.beta1,
+                                     &c.beta2, &c.weight_decay, &maximize, &more.on_device, &more.keras) ||
+        !read_step("lion_step", o, 2, &more, &l))
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], NULL, NULL);
     c.maximize = maximize;

@@ -12,12 +12,23 @@ import os
 import sys
 
 from pydist import compat
-from pydist.keras import _adapters, _callbacks, _dtypes, _facade, _lazy, _modules, _replicas, _trainer, _tree
+from pydist.keras import (
+    _adapters,
+    _callbacks,
+    _dtypes,
+    _facade,
+    _lazy,
+    _modules,
+    _optimizers,
+    _replicas,
+    _trainer,
+    _tree,
+)
 
 OLDEST, NEWEST = (3, 12), (3, 17)  # tested: OLDEST <= version < NEWEST
 
 SEAMS = {}
-for _seam in (_adapters, _callbacks, _dtypes, _facade, _lazy, _modules, _replicas, _trainer, _tree):
+for _seam in (_adapters, _callbacks, _dtypes, _facade, _lazy, _modules, _optimizers, _replicas, _trainer, _tree):
     for _name, _change in _seam.SEAMS.items():
         SEAMS.setdefault(_name, []).append(_change)
 

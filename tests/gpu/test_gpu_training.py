@@ -86,6 +86,35 @@ def test_16_bit_parameters_step_as_the_cpus(optimizer, dtype):
         assert differ.max().item() <= 2**-6 and (differ > 0).float().mean().item() < 0.05
 
 
+KERAS = {
+    "sgd": (1, {"momentum": 0.9, "nesterov": True}),
+    "adam": (3, {"beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "amsgrad": True}),
+    "moments": (2, {"beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "momentum_decay": 1.0, "nesterov": True}),
+    "adamax": (2, {"beta1": 0.9, "beta2": 0.99, "eps": 1e-3}),
+    "rmsprop": (3, {"alpha": 0.9, "eps": 1e-3, "momentum": 0.9, "centered": True}),
+    "adagrad": (1, {"eps": 1e-3}),
+}
+
+
+@pytest.mark.parametrize("method", KERAS)
+def test_steps_by_keras_formulas_are_the_cpus(method):
+    """The gradients are a list, and the numbers of the step are tensors, here on the host."""
+    columns, options = KERAS[method]
+    pydist.manual_seed(0)
+    start, grads = pydist.randn(2, 700), pydist.randn(3, 2, 700)
+    results = []
+    for device in ("cpu", "cuda"):
+        p = start.clone().to(device)
+        states = [pydist.full_like(p, 0.25) for _ in range(columns)]
+        for n, grad in enumerate(grads):
+            now = pydist.full((), 0.5**n), pydist.full((), n, dtype=pydist.int64), pydist.ones(())
+            step = getattr(pydist._C, f"{method}_step")
+            step([p], *([state] for state in states), keras=([grad.to(device)], *now), **options)
+        results.append([p.cpu(), *(state.cpu() for state in states)])
+    for ours, cpus in zip(*results):
+        pydist.testing.assert_close(ours, cpus, rtol=1e-5, atol=1e-6)
+
+
 def test_bad_labels_are_named():
     x, y = pydist.randn(4, 3, device="cuda"), pydist.tensor([0, 2, 7, 1], device="cuda")
     with pytest.raises(IndexError, match="cross_entropy: target 7 at row 2 is out of range .expected 0 to 2"):

@@ -76,3 +76,54 @@ def test_s10_big_packages_are_imported_when_they_are_used(monkeypatch):
     rows = frames.DataFrame({"a": [0.0, 1.0, 2.0], "b": [1.0, 0.0, 1.0]})
     assert model.predict(rows, verbose=0).shape == (3, 1)
     model.fit(rows, frames.Series([1.0, 0.0, 1.0]), verbose=0)
+
+
+FUSED = [
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("Adam", {}),
+    ("Adam", {"amsgrad": True, "epsilon": 1e-3}),
+    ("AdamW", {"weight_decay": 0.1}),
+    ("Nadam", {"epsilon": 1e-3}),
+    ("Adamax", {"epsilon": 1e-3}),
+    ("Adadelta", {"epsilon": 1e-3}),
+    ("RMSprop", {"epsilon": 1e-3}),
+    ("RMSprop", {"momentum": 0.9, "centered": True, "epsilon": 1e-3}),
+    ("Adagrad", {"epsilon": 1e-3}),
+    ("Lion", {"weight_decay": 0.1}),
+    ("Adam", {"clipnorm": 0.5, "use_ema": True}),
+    ("SGD", {"momentum": 0.9, "gradient_accumulation_steps": 2}),
+]
+
+
+@pytest.mark.parametrize("name, options", FUSED)
+def test_s5_a_step_is_one_call_with_keras_formula(name, options, monkeypatch):
+    """In float64, against Keras' update_step, which a subclass gets. The rate changes between steps."""
+    monkeypatch.setattr(module("backend.config"), "_FLOATX", "float64")  # set_floatx, and back
+    made = getattr(keras.optimizers, name)
+    calls = []
+    call = {"Adamw": "adam", "Nadam": "moments"}.get(name.capitalize(), name.lower()) + "_step"
+    fused = getattr(pydist._C, call)
+    monkeypatch.setattr(pydist._C, call, lambda *args, **kwargs: calls.append(1) or fused(*args, **kwargs))
+    rng = np.random.default_rng(0)
+    start = [rng.normal(size=shape) for shape in ((3, 4), (), (5,))]
+    rows = [[rng.normal(size=value.shape) for value in start] for _ in range(6)]
+    results = []
+    for cls in (made, type("Plain", (made,), {})):
+        optimizer = cls(keras.optimizers.schedules.ExponentialDecay(0.01, 1, 0.5), **options)
+        variables = [keras.Variable(value, dtype="float64") for value in start]
+        for grads in rows:
+            optimizer.apply([keras.ops.convert_to_tensor(g, "float64") for g in grads], variables)
+        results.append([*(variable.numpy() for variable in variables), *(v.numpy() for v in optimizer.variables)])
+    assert len(calls) == (3 if "gradient_accumulation_steps" in options else 6)
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_s5_variables_of_several_dtypes():
+    variables = [keras.Variable([1.0, 2.0], dtype=dtype) for dtype in ("float32", "float64", "float32")]
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 1.0))
+    optimizer.apply([pydist.ones(2, dtype=pydist.float64) for _ in variables], variables)
+    for variable in variables:
+        np.testing.assert_allclose(variable.numpy(), [0.9, 1.9], rtol=1e-6)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import warnings
 
 import pytest
@@ -643,6 +644,28 @@ def test_copies_are_independent():
 def test_bad_arguments(make, message):
     with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
         make(parameter([1.0]))
+
+
+@pytest.mark.parametrize(
+    "keras, message",
+    [
+        ([], "keras is [] (expected None or a tuple of 1 to 4 entries)"),
+        ((), "keras is () (expected None or a tuple of 1 to 4 entries)"),
+        (([], None), "got 1 parameters and 0 gradients (expected one gradient for each parameter)"),
+        (([None], None), "gradient 0 is None (expected Tensor)"),
+        (
+            ([pydist.ones(3)], None),
+            "the gradient of parameter 0 is float32 of shape [3] (expected float32 of shape [2])",
+        ),
+        (([pydist.ones(2)], 0.1), "keras is float (expected Tensor)"),
+        (([pydist.ones(2)], pydist.ones(2)), "got a number as float32 of shape [2] (expected one real element)"),
+    ],
+)
+def test_bad_arguments_of_keras_steps(keras, message):
+    p = pydist.ones(2)
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        pydist._C.sgd_step([p], None, lr=0.1, keras=keras)
+    assert p.tolist() == [1.0, 1.0]
 
 
 def test_bad_state():

@@ -3,7 +3,8 @@
    All segments together are one range of elements, which one parallel loop cuts into some 64 chunks. So a model of a
    hundred small tensors costs one parallel region, and each element is read and written once. Formulas and their order
    are PyTorch's (torch/optim/sgd.py, adam.py, adadelta.py, rmsprop.py, adagrad.py, nadam.py, radam.py, adamax.py,
-   asgd.py, rprop.py), the scalars in double; Lion's are its paper's (Chen et al., 2023). */
+   asgd.py, rprop.py), the scalars in double; with the flag `keras` they are Keras' (keras/src/optimizers). Lion's are
+   its paper's (Chen et al., 2023). */
 #include <math.h>
 #include <stdatomic.h>
 
@@ -137,6 +138,7 @@ PD_CPU_FUNCTION(void, adam, pd_dtype t, const pd_adam *c, const pd_segment_step 
     double bias1 = 1.0 - pow(c->beta1, (double)c->step), bias2 = 1.0 - pow(c->beta2, (double)c->step);
     plan.step = c->lr / bias1;
     plan.root = 1.0 / sqrt(bias2);
+    if (c->keras) plan.c.eps *= plan.root; /* eps stands beside the mean of squares before that is corrected */
     run(t, &plan, s, count, adam_range_f32, adam_range_f64);
 }
 
