@@ -374,6 +374,16 @@ def test_ctc_loss():
         for z in (False, True)
     ]
     assert short == [[np.inf], [0.0]] * 2
+    blanks = [  # labels that are blanks have no alignment of their own, and still a number
+        lib.nn.functional.ctc_loss(
+            lib.tensor(scores).log_softmax(-1),
+            lib.tensor([[0, 1, 2, 0], [1, 2, 0, 0], [0, 0, 3, 0]]),
+            [9, 7, 5],
+            [4, 3, 3],
+        ).item()
+        for lib in (pydist, torch)
+    ]
+    assert blanks[0] == pytest.approx(blanks[1], rel=1e-12)
 
 
 def test_histogram_and_searchsorted():

@@ -43,7 +43,7 @@ def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reducti
         count, width, dtype=_C.bool, device=log_probs.device
     )  # whether a label may follow the one before it without a blank
     if width > 2:
-        skips = _C.cat([skips[:, :2], (labels[:, 2:] != blank) & (labels[:, 2:] != labels[:, :-2])], 1)
+        skips = _C.cat([skips[:, :2], labels[:, 2:] != labels[:, :-2]], 1)  # every other label is a blank
     emitted = log_probs.gather(2, labels.unsqueeze(0).expand(times, count, width))
     impossible = _C.full((count, width), _NEVER, dtype=log_probs.dtype, device=log_probs.device)
     first = _C.arange(width, device=log_probs.device).unsqueeze(0) < 2
