@@ -41,6 +41,7 @@ from pydist.distribute.reduce import (
     ReductionToOneDevice,
 )
 from pydist.distribute.replica import ReplicaContext
+from pydist.distribute.server import ParameterServerStrategy, Server
 from pydist.distribute.strategy import OneDeviceStrategy, Strategy, StrategyExtended
 from pydist.distribute.tpu import TPUStrategy
 from pydist.distribute.values import DistributedValues, PerReplica
@@ -60,11 +61,13 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "PerReplica",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",

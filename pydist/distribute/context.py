@@ -13,11 +13,11 @@ __all__ = [
 
 
 class _Here(threading.local):
-    """One thread's place: `scopes`, the strategies whose scope it is in, and `replica`, the ReplicaContext that it
-    runs in."""
+    """One thread's place: `scopes`, the strategies whose scope it is in, `replica`, the ReplicaContext that it runs in, and
+    `closure`, the function of a ClusterCoordinator that it runs."""
 
     def __init__(self):
-        self.scopes, self.replica = [], None
+        self.scopes, self.replica, self.closure = [], None, None
 
 
 here = _Here()

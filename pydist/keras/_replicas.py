@@ -8,6 +8,7 @@ from pydist.distribute import replica as replicas
 from pydist.distribute.context import caller, here
 from pydist.distribute.strategy import reduce_grads, reduction_of
 from pydist.distribute.variables import assigned
+from pydist.keras._closures import apply as apply_in_closure
 
 _SEEDS = "seed_generator_state"  # of Keras' random functions, which make it at their first use
 
@@ -208,6 +209,8 @@ def _over_replicas(plain):
     @functools.wraps(plain)
     def apply(self, grads, trainable_variables=None):
         replica = in_replica()
+        if here.closure is not None:
+            return apply_in_closure(self, plain, grads, trainable_variables)
         if replica is None:
             return plain(self, grads, trainable_variables)
         grads = list(grads)

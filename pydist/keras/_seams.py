@@ -15,6 +15,7 @@ from pydist import compat
 from pydist.keras import (
     _adapters,
     _callbacks,
+    _closures,
     _dtypes,
     _facade,
     _lazy,
@@ -28,7 +29,19 @@ from pydist.keras import (
 OLDEST, NEWEST = (3, 12), (3, 17)  # tested: OLDEST <= version < NEWEST
 
 SEAMS = {}
-for _seam in (_adapters, _callbacks, _dtypes, _facade, _lazy, _modules, _optimizers, _replicas, _trainer, _tree):
+for _seam in (
+    _adapters,
+    _callbacks,
+    _closures,
+    _dtypes,
+    _facade,
+    _lazy,
+    _modules,
+    _optimizers,
+    _replicas,
+    _trainer,
+    _tree,
+):
     for _name, _change in _seam.SEAMS.items():
         SEAMS.setdefault(_name, []).append(_change)
 

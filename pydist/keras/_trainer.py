@@ -14,6 +14,7 @@ import pydist
 from pydist import _C
 from pydist.distribute.context import default_strategy, get_strategy, here
 from pydist.distribute.reduce import all_reduce, gather_rows, tree_sum
+from pydist.distribute.server import ParameterServerStrategy
 from pydist.distribute.shares import counted_share
 from pydist.distribute.survival import event
 from pydist.distribute.values import regroup
@@ -295,6 +296,11 @@ def _on_replicas(trainer, name):
 
 def _check_scope(model, name):
     strategy = model._distribute_strategy
+    if name in ("fit", "train_on_batch") and isinstance(strategy, ParameterServerStrategy):
+        raise NotImplementedError(
+            f"{name}: {type(strategy).__name__} has no steps that all workers make together (expected a loop that gives a "
+            "step to distribute.coordinator.ClusterCoordinator.schedule)"
+        )
     if here.scopes and here.scopes[-1] is not strategy and here.scopes[-1].num_replicas_in_sync > 1:
         raise ValueError(
             f"{name}: {type(model).__name__} {model.name} was made outside the scope of {here.scopes[-1]} (expected the "

@@ -8,7 +8,9 @@ import pytest
 import pydist
 from pydist import distribute, keras
 from pydist.data import Dataset
-from pydist.distribute import MirroredStrategy
+from pydist.distribute import MirroredStrategy, runner
+from pydist.distribute.cluster_resolver import SimpleClusterResolver
+from pydist.distribute.experimental import partitioners
 from pydist.testing import run_ranks as ranks
 from pydist.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -700,3 +702,98 @@ def test_ranks_whose_data_differ():
     for kind, text in texts.items():
         with pytest.raises(pydist.testing.RankFailed, match=text):
             ranks(2, work, kind, timeout=20)
+
+
+# Parameter servers.
+
+
+@contextlib.contextmanager
+def servers(partitioner=None):
+    """(strategy, its ClusterCoordinator, {(job, index): Server}) of two workers and two servers."""
+    spec = runner.create_cluster_spec(workers=2, ps=2)
+    tasks = {(job, i): distribute.Server(spec, job, i) for job in ("worker", "ps") for i in range(2)}
+    strategy = distribute.ParameterServerStrategy(SimpleClusterResolver(spec), partitioner)
+    try:
+        yield strategy, distribute.coordinator.ClusterCoordinator(strategy), tasks
+    finally:
+        for task in tasks.values():
+            task.stop()
+
+
+def test_parameter_servers_train():
+    """The loop of TensorFlow's tutorial: sharded variables, steps that workers make at the same time, metrics that lose
+    nothing, layers with losses of their own."""
+    x, y = data(640)
+    with servers(partitioners.FixedShardsPartitioner(2)) as (strategy, coordinator, tasks):
+        with strategy.scope():
+            hidden = layers.Dense(16, "relu", kernel_initializer=seed(1), activity_regularizer="l2")
+            parts = [
+                keras.Input((12,)),
+                hidden,
+                layers.BatchNormalization(),
+                layers.Dense(4, kernel_initializer=seed(2)),
+            ]
+            model, optimizer = keras.Sequential(parts), keras.optimizers.Adam(3e-3)
+            accuracy, each_loss = (
+                metrics.SparseCategoricalAccuracy(),
+                losses.SparseCategoricalCrossentropy(True, None, "none"),
+            )
+        assert strategy.placement(hidden.kernel) == [(0, 0, 6), (1, 6, 12)]
+
+        def dataset_fn(context):
+            return Dataset.from_tensor_slices((x, y)).shard(2, context.input_pipeline_id).batch(32).repeat()
+
+        def step(iterator):
+            def replica(rows, labels):
+                logits = model(rows, training=True)
+                loss = distribute.compute_average_loss(each_loss(labels, logits)) + sum(model.losses) / 32
+                values = [v.value for v in model.trainable_variables]
+                grads = pydist.autograd.grad(loss, values)
+                optimizer.apply_gradients(list(zip(grads, model.trainable_variables)))
+                accuracy.update_state(labels, logits)
+                return loss.detach()
+
+            return strategy.reduce("SUM", strategy.run(replica, next(iterator)), axis=None)
+
+        iterator = iter(
+            coordinator.create_per_worker_dataset(lambda: strategy.distribute_datasets_from_function(dataset_fn))
+        )
+        for _ in range(12):
+            accuracy.reset_state()
+            for _ in range(20):
+                coordinator.schedule(step, (iterator,))
+            coordinator.join()
+            assert accuracy.count.numpy() == 640
+        assert float(accuracy.result()) > 0.85 and optimizer.iterations.numpy() == 240
+        assert coordinator.schedule(step, (iterator,)).fetch() < 0.7
+        assert abs(model.layers[1].moving_mean.numpy()).max() > 0
+        with pytest.raises(
+            NotImplementedError, match="fit: ParameterServerStrategy has no steps that all workers make"
+        ):
+            compiled(model).fit(x, y)
+        tasks["ps", 1].stop()
+        coordinator.schedule(step, (iterator,))
+        with pytest.raises(pydist.PeerFailed, match=r"ps 1 \(127.0.0.1:\d+\) is gone"):
+            coordinator.join()
+
+
+def test_assignments_of_closures():
+    with servers(partitioners.MinSizePartitioner(8, 2)) as (strategy, coordinator, _):
+        with strategy.scope():
+            table = keras.Variable(np.zeros((5, 2), "float32"))
+            count = keras.Variable(0.0, trainable=False, aggregation="sum")
+            last = keras.Variable(0, dtype="int32", trainable=False)
+
+        def work(i):
+            count.assign_add(1.0)
+            last.assign(i)
+            table.assign(table + 0 * i)
+            return float(count.value)
+
+        assert (
+            coordinator.fetch([coordinator.schedule(work, (i,)) for i in range(10)]) == [1.0] * 10
+        )  # a worker's own part
+        coordinator.join()
+        assert float(count.value) == 10 and 0 <= int(last.value) < 10
+        coordinator.schedule(lambda: table.assign(keras.ops.ones((5, 2)))).get()
+        assert table.numpy().sum() == 10 and strategy.placement(table) == [(0, 0, 2), (1, 2, 5)]

@@ -9,6 +9,7 @@ from pydist.distribute.options import (
     CommunicationOptions,
     ValueContext,
 )
+from pydist.distribute.server import ParameterServerStrategy
 from pydist.distribute.tpu import TPUStrategy
 from pydist.distribute.workers import MultiWorkerMirroredStrategy
 
@@ -19,10 +20,21 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "TPUStrategy",
     "ValueContext",
 ]
 
 
+_SUBMODULES = {
+    "coordinator": "pydist.distribute.coordinator",
+    "partitioners": "pydist.distribute.experimental.partitioners",
+}
+
+
 def __getattr__(name):
-    raise missing_name(__name__, name, __all__)
+    from importlib import import_module
+
+    if name in _SUBMODULES:
+        return import_module(_SUBMODULES[name])
+    raise missing_name(__name__, name, [*__all__, *_SUBMODULES])
