@@ -43,6 +43,8 @@ from pydist.data.spec import INFINITE as INFINITE_CARDINALITY
 from pydist.data.spec import UNKNOWN as UNKNOWN_CARDINALITY
 from pydist.data.strings import StringTensor, decode_raw
 
+from pydist.data import experimental  # isort: skip
+
 DataError = _C.DataError
 
 __all__ = [
@@ -82,6 +84,7 @@ __all__ = [
     "decode_jpeg",
     "decode_png",
     "decode_raw",
+    "experimental",
     "make_csv_dataset",
     "parse_example",
     "parse_single_example",

@@ -2,10 +2,12 @@
 
 import bisect
 import glob
+import hashlib
 import os
+import warnings
 
 from pydist import _C
-from pydist.data import batch, files, function, nested, order, sources, spec
+from pydist.data import batch, cache, files, function, nested, order, saved, sources, spec, state
 from pydist.data.iterator import Iterator, NumpyIterator, drawn_seed
 from pydist.data.options import Options
 from pydist.data.spec import AUTOTUNE, INFINITE, UNKNOWN
@@ -27,6 +29,25 @@ def _threads(number, where):
 
 
 CYCLE = 16  # data sets that are read in turn where a program does not say: a number that every machine has
+
+
+def _warn_of_order(step):
+    """Warns of a shuffle whose input hides what it should shuffle."""
+    steps = step.steps()
+    if any(before.name == "shuffle" for before in steps):
+        return
+    if any(before.name == "repeat" and before.times != 1 for before in steps):
+        text = "shuffle after repeat mixes passes: an element may come twice before another one comes at all"
+        warnings.warn(f"{text} (expected shuffle before repeat)", stacklevel=3)
+    elif any(before.name in ("batch", "padded_batch") for before in steps):
+        text = "shuffle after batch changes the order of batches: the same elements stay together"
+        warnings.warn(f"{text} (expected shuffle before batch)", stacklevel=3)
+
+
+def _path(given, where):
+    """A path that a program gave, also as a tensor of a string."""
+    (path,) = files.paths_of(given, where)
+    return path
 
 
 def _alike(datasets, where):
@@ -235,12 +256,14 @@ class Dataset:
         `num_parallel_calls` threads call it ahead (AUTOTUNE: as many as help). Python runs in one thread at a time, so that
         this helps functions that spend their time in NumPy, Pillow or pydist. Random operations of pydist draw by the number
         of the element: any number of threads gives the same results. `batched`: where `batch` follows, the function
-        gets whole batches. An exception of the function gets a note that names the element.
+        gets whole batches. `deterministic=False`: results of threads come as they are ready. An exception of the function
+        gets a note that names the element.
 
         >>> [x.item() for x in Dataset.range(3).map(lambda x: x * x)]
         [0, 1, 4]
         """
-        return self._with(function.Map(self._node, map_func, _threads(num_parallel_calls, "map"), batched))
+        ordered = None if deterministic is None else bool(deterministic)
+        return self._with(function.Map(self._node, map_func, _threads(num_parallel_calls, "map"), batched, ordered))
 
     def filter(self, predicate, name=None):
         """The elements of which `predicate` is true.
@@ -466,6 +489,7 @@ class Dataset:
         size = spec.count_of(buffer_size, "shuffle", "buffer_size")
         if size == UNKNOWN or size == INFINITE:
             raise ValueError(f"shuffle: buffer_size is {size} (expected 1 or more; the cardinality is not known)")
+        _warn_of_order(self._node)
         step = order.Shuffle(self._node, spec.count_of(size, "shuffle", "buffer_size", 1), _seed(seed, "shuffle"),
                             reshuffle_each_iteration is not False)  # fmt: skip
         step.epochs = 0
@@ -497,6 +521,48 @@ class Dataset:
         Where an element takes less time than to hand it over, no thread starts."""
         room = AUTOTUNE if buffer_size is None else spec.count_of(buffer_size, "prefetch", "buffer_size", -1)
         return self._with(order.Prefetch(self._node, room))
+
+    def cache(self, filename="", name=None):
+        """The elements of the first whole pass: later passes take them from memory, or from a file, which the next program
+        finds, too. The file appears under its name when it is complete; one of another plan is a DataError. A pass that
+        ends early makes no file.
+        """
+        path = _path(filename, "cache")
+        return self._with(cache.Cache(self._node, path or None))
+
+    def snapshot(self, path, compression="AUTO", reader_func=None, shard_func=None, name=None):
+        """A cache in the folder `path`, with a file for each plan: after a change of the plan, elements are made anew."""
+        if reader_func is not None or shard_func is not None:
+            raise NotImplementedError(
+                "snapshot: got reader_func or shard_func (expected neither; save and load have them)"
+            )
+        mark = hashlib.sha256(state.fingerprint(self._node).encode()).hexdigest()[:16]
+        return self._with(
+            cache.Cache(self._node, os.path.join(_path(path, "snapshot"), f"{mark}.elements"), "snapshot")
+        )
+
+    def save(self, path, compression=None, shard_func=None, checkpoint_args=None):
+        """Writes the elements to files in the folder `path`, for `Dataset.load`. A data set that the folder had before stays
+        whole until the new one is. `shard_func(*element)`: the number of the file. Files are not compressed.
+        """
+        saved.save(self, _path(path, "save"), shard_func)
+
+    @staticmethod
+    def load(path, element_spec=None, compression=None, reader_func=None, wait=False):
+        """The elements that `save` has written, read by number. `reader_func` gets a data set of the files' data sets and
+        returns one of elements; without it the files follow each other.
+        """
+        parts = [Dataset(step) for step in saved.load(_path(path, "load"))]
+        dataset = parts[0]
+        for part in parts[1:]:
+            dataset = dataset.concatenate(part)
+        if element_spec is not None and len(dataset) and dataset.element_spec != element_spec:
+            raise ValueError(f"load: {path} has {dataset.element_spec} (expected {element_spec})")
+        if reader_func is None:
+            return dataset
+        read = reader_func(Dataset(sources.Held(None, [[part] for part in parts])))
+        _step_of(read, "load")
+        return read
 
     def enumerate(self, start=0, name=None):
         """(number, element), counted from `start`.

@@ -40,6 +40,7 @@ class Function:
         if not callable(fn):
             raise TypeError(f"{where}: the function is {type(fn).__name__} (expected a callable)")
         self.fn, self.step, self.where, self.salt = fn, step, where, salt * GOLDEN
+        self.draws = False  # whether a call has drawn random numbers
 
     def __call__(self, leaves, i, run):
         return self.of(arguments(self.step.tree, leaves), i, run)
@@ -56,7 +57,12 @@ class Function:
             note(error, f"in {self.where}: function {function_name(self.fn)}, element {i}")
             raise
         finally:
+            self.draws = self.draws or _C._rng_key()[1] > 0
             _C.set_rng_state(before)
+
+    def said(self):
+        """What messages call it."""
+        return f"{self.where}: function {function_name(self.fn)}"
 
     def detail(self):
         """What identifies the function in another process that runs the same program."""
@@ -117,8 +123,8 @@ class _OfFunction(Step):
 class Map(_OfFunction):
     """`whole`: the function gets batches."""
 
-    def __init__(self, step, fn, threads=0, whole=False):
-        self.inputs, self.threads, self.whole = (step,), threads, whole
+    def __init__(self, step, fn, threads=0, whole=False, ordered=None):
+        self.inputs, self.threads, self.whole, self.ordered = (step,), threads, whole, ordered
         self.function = Function(fn, step, "map", len(step.steps()))
         self.results = Results(self.function)
 

@@ -39,7 +39,13 @@ class Iterator:
                 step.seed = drawn_seed()
         self._counters = [step for step in self._seeded if hasattr(step, "epochs")] or [dataset]
         epoch = max(one.epochs for one in self._counters)
-        self._begin(Run(epoch, dataset._base(), {}))
+        self._begin(self._run_of(epoch, dataset._base(), {}))
+
+    def _run_of(self, epoch, base, seeds):
+        options = self._dataset.options()
+        return Run(
+            epoch, base, seeds, options.threading.private_threadpool_size or 0, options.deterministic is not False
+        )
 
     def _begin(self, run):
         for one in self._counters:
@@ -84,11 +90,14 @@ class Iterator:
             "base": self._run.base,
             "seeds": [self._run.seeds.get(id(step), step.seed) for step in self._seeded],
         }
-        if not self._step.indexed:
-            try:
-                saved["stream"] = self._stream.save()
-            except state.CannotBeSaved:
-                saved["stream"] = None
+        try:
+            place = self._stream.save()
+        except state.CannotBeSaved:
+            place = None
+        if self._step.indexed and isinstance(place, int):
+            saved["next"] = place
+        else:
+            saved["stream"] = place
         return saved
 
     def load_state_dict(self, saved):
@@ -109,8 +118,8 @@ class Iterator:
             raise ValueError(f"{where}: the state is damaged (expected the dictionary that state_dict returned)")
         epoch, count, base = numbers
         self.close()
-        self._begin(Run(epoch, base, {id(step): seed for step, seed in zip(self._seeded, seeds)}))
-        stream = count if self._step.indexed else saved.get("stream")
+        self._begin(self._run_of(epoch, base, {id(step): seed for step, seed in zip(self._seeded, seeds)}))
+        stream = saved.get("stream", count if self._step.indexed else None)
         if stream is not None:
             self._stream.load(stream)
         else:

@@ -224,6 +224,17 @@ def common(a, b):
     return TensorSpec([x if x == y else None for x, y in zip(a.shape, b.shape)], a.dtype)
 
 
+def bytes_of(leaves):
+    """About how many bytes of memory leaves take."""
+    size = 0
+    for leaf in leaves if isinstance(leaves, list) else ():
+        if isinstance(leaf, StringTensor):
+            size += leaf._spans.numel() * 8
+        elif isinstance(leaf, _C.Tensor):
+            size += leaf.numel() * leaf.dtype.itemsize
+    return size
+
+
 def take_rows(leaf, numbers):
     """The rows of a leaf with these numbers, in memory of their own."""
     if isinstance(leaf, StringTensor):

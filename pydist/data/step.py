@@ -33,16 +33,17 @@ class NoElement(ValueError):
 
 
 class Run:
-    """One pass: `epoch` counts passes, `base` is the seed of random ops in functions, `seeds` those of random steps."""
+    """One pass: `epoch` counts passes, `base` is the seed of random ops in functions, `seeds` those of random steps. `limit`:
+    the most threads of a step, 0: the cores. `ordered`: whether results of threads come in their order."""
 
-    __slots__ = ("epoch", "base", "seeds")
+    __slots__ = ("epoch", "base", "seeds", "limit", "ordered")
 
-    def __init__(self, epoch, base, seeds):
-        self.epoch, self.base, self.seeds = epoch, base, seeds
+    def __init__(self, epoch, base, seeds, limit=0, ordered=True):
+        self.epoch, self.base, self.seeds, self.limit, self.ordered = epoch, base, seeds, limit, ordered
 
     def at(self, epoch):
         """The same pass in another epoch of the steps before."""
-        return self if epoch == self.epoch else Run(epoch & MASK, self.base, self.seeds)
+        return self if epoch == self.epoch else Run(epoch & MASK, self.base, self.seeds, self.limit, self.ordered)
 
     def within(self, step, *numbers):
         """The pass over a data set that a function has made for an element; `numbers` say which function and element."""
@@ -52,7 +53,14 @@ class Run:
             for place, one in enumerate(step.steps())
             if hasattr(one, "seed")
         }
-        return Run(self.epoch, base, seeds)
+        return Run(self.epoch, base, seeds, self.limit, self.ordered)
+
+
+class _Name:
+    """The class's name, unless a step has one of its own."""
+
+    def __get__(self, step, kind):
+        return kind.__name__.lower()
 
 
 class Step:
@@ -61,6 +69,7 @@ class Step:
     inputs = ()
     threads = 0  # of this step: 0: none asked for, AUTOTUNE: as many as help
     room = 0  # results that may wait
+    ordered = None  # whether results of threads come in their order; None: as the pass says
 
     @property
     def indexed(self):
@@ -113,9 +122,7 @@ class Step:
         """The iterator of a step whose elements come one after another."""
         raise NotImplementedError(self.name)
 
-    @property
-    def name(self):
-        return type(self).__name__.lower()
+    name = _Name()
 
     def detail(self):
         """What else of this step the fingerprint holds."""
@@ -148,51 +155,85 @@ def tensor_of(numbers):
     return _C.tensor(list(numbers), dtype=_C.int64, device="cpu")
 
 
+class _Numbers:
+    """Numbers up to `stop`, after those that are pending."""
+
+    def __init__(self, next_one, stop, pending=()):
+        self.next, self.stop, self.pending = next_one, stop, list(pending)
+
+    def pull(self):
+        """The next number."""
+        if self.pending:
+            return self.pending.pop(0)
+        if self.next >= self.stop:
+            raise StopIteration
+        self.next += 1
+        return self.next - 1
+
+    def save(self):
+        """The next number, and those that are pending."""
+        return [self.next, *self.pending]
+
+
 class Numbered:
-    """Iterates over a step by numbers, in threads where they help."""
+    """Iterates over a step by numbers, in threads where they help. Its place is the number of the next element; or, where
+    results come as they are ready, [the next one to compute, *those that nobody has taken]."""
 
     def __init__(self, step, run):
         self.step, self.run, self.next = step, run, 0
-        count = step.count()
-        self.stop = ENDLESS if count == INFINITE else count
-        asked = [s.threads for s in step.steps() if s.threads]
-        rooms = [s.room for s in step.steps() if s.room]
+        count, steps = step.count(), step.steps()
+        self.numbers = _Numbers(0, ENDLESS if count == INFINITE else count)
+        asked = [s.threads for s in steps if s.threads]
+        rooms = [s.room for s in steps if s.room]
         self.threads = max(asked) if asked and min(asked) > 0 else (-1 if asked else int(bool(rooms)))
         self.room = 0 if not rooms or -1 in rooms else max(rooms)
+        self.ordered = all(run.ordered if s.ordered is None else s.ordered for s in steps if s.threads)
+        self.named = ", ".join(s.function.said() for s in steps if s.threads and hasattr(s, "function"))
         self.flow = None
 
     def __next__(self):
         if self.flow is None:
             if not self.threads:
-                if self.next >= self.stop:
-                    raise StopIteration
-                self.next += 1
-                return self.step.get(self.next - 1, self.run)
+                i = self.numbers.pull()
+                self.next = i + 1
+                return self.step.get(i, self.run)
             self._begin()
         elif self.flow.forked:
+            self.load(self.next)
             self._begin()
-        if self.next >= self.stop:
-            raise StopIteration
-        self.next += 1  # also where the element raises: the next call goes on behind it
-        return next(self.flow)
+        try:
+            result = next(self.flow)
+        except StopIteration:
+            raise
+        except BaseException:
+            self.next += 1  # the next call goes on behind the element that raised
+            raise
+        self.next += 1
+        return result
 
     def _begin(self):
         step, run = self.step, self.run
-        pull = iter(range(self.next, self.stop)).__next__
-        self.flow = pool.Flow(pull, lambda i: step.get(i, run), self.threads, self.room)
+        self.flow = pool.Flow(
+            self.numbers.pull, lambda i: step.get(i, run), self.threads, self.room, run, self.ordered, self.named
+        )
 
     def skip(self, count):
         """Goes on without the next elements."""
-        self.load(min(self.next + count, self.stop))
+        self.load(min(self.next + count, self.numbers.stop))
 
     def save(self):
-        """The number of the next element."""
-        return self.next
+        """Where it is."""
+        if self.ordered or self.flow is None:
+            return self.next
+        tasks, (following, *pending) = self.flow.held(self.numbers.save)
+        return [following, *tasks, *pending]
 
     def load(self, saved):
-        """Goes on with that element."""
+        """Goes there."""
         self.close()
-        self.next = saved
+        following, *pending = saved if isinstance(saved, list) else [saved]
+        self.numbers = _Numbers(following, self.numbers.stop, pending)
+        self.next = following - len(pending)
 
     def close(self):
         """Ends the threads."""

@@ -333,7 +333,8 @@ class MapStream(Stream):
         def work(task):
             return step.apply(_leaves(task), task[0], run)
 
-        return pool.Flow(self.tasks.pull, work, step.threads, step.room)
+        named = step.function.said() if hasattr(step, "function") else ""
+        return pool.Flow(self.tasks.pull, work, step.threads, step.room, run, step.ordered, named)
 
     def __next__(self):
         return next(self.flow)
@@ -390,7 +391,7 @@ def _loaded_task(saved):
 
 class PrefetchStream(MapStream):
     def new_flow(self):
-        return pool.Flow(self.tasks.pull, _leaves, 1 if self.step.room else 0, max(0, self.step.room))
+        return pool.Flow(self.tasks.pull, _leaves, 1 if self.step.room else 0, max(0, self.step.room), self.run, True)
 
 
 class FilterStream(Stream):

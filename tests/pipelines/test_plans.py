@@ -14,20 +14,9 @@ import numpy as np
 import pytest
 
 import pydist
+from lib.elements import items
 from pydist import _C, data
 from pydist.data import Dataset
-
-
-def items(dataset):
-    return [plain(x) for x in dataset]
-
-
-def plain(value):
-    if isinstance(value, tuple):
-        return tuple(map(plain, value))
-    if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
-    return value.tolist()
 
 
 def some_chain(draw):

@@ -14,20 +14,9 @@ import numpy as np
 import pytest
 
 import pydist
+from lib.elements import items, plain
 from pydist import data
 from pydist.data import Dataset, TensorSpec
-
-
-def plain(value):
-    if isinstance(value, tuple):
-        return tuple(map(plain, value))
-    if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
-    return [plain(x) for x in value] if isinstance(value, Dataset) else value.tolist()
-
-
-def items(dataset):
-    return [plain(x) for x in dataset]
 
 
 def streamed(dataset):
