@@ -116,6 +116,19 @@ def test_the_gradient_of_a_bias_is_summed_in_float32():
     np.testing.assert_allclose(layer.bias.grad.cpu().numpy(), exact, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_squares_and_cubes_are_products(dtype):
+    """On the CPU, too: powers by logarithms have other last digits."""
+    x = pydist.randn(20000).to(getattr(pydist, dtype))
+
+    def powers(u, two, three):
+        u = u.detach().requires_grad_()
+        (u**2 + u**3).sum().backward()
+        return u**2, u**3, u**two, u[::3] ** three, u.grad
+
+    same(powers, x, pydist.tensor(2.0), pydist.tensor(3.0))
+
+
 @pytest.mark.parametrize("other", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_floats_of_different_sizes_and_numbers(dtype, other):
