@@ -1,5 +1,6 @@
 #include "autograd/autocast.h"
 
+#include "autograd/engine_impl.h"
 #include "base/mem.h"
 
 _Thread_local pd_autocast_state pd_autocast = {PD_NO_DTYPE, false, true, -1};
@@ -51,21 +52,10 @@ static pd_status remember(pd_tensor *x, pd_tensor *cast) {
 
 /* ---- 16-bit copies that a step writes ---------------------------------------------------------------------------- */
 
-static bool same_geometry(const pd_tensor *a, const pd_tensor *b) {
-    bool same = pd_tensor_same_shape(a, b);
-    for (int d = 0; d < a->ndim && same; d++) same = a->stride[d] == b->stride[d];
-    return same;
-}
-
-static bool holds(const pd_low *l, const pd_tensor *x, pd_dtype t) {
-    return l->copy && l->copy->dtype == (int)t && l->of == x->storage && l->writes == x->storage->writes &&
-           pd_storage_is_private(x->storage) && same_geometry(l->copy, x);
-}
-
 void pd_cast_vjp(pd_vjp *v) {
     const pd_dtype to = (pd_dtype)v->node->edges[0].dtype;
     pd_tensor *g = v->g[0];
-    if ((pd_dtype)g->dtype != to) {
+    if ((pd_dtype)g->dtype != to && !(v->run && pd_run_reads_low(v->run, &v->node->edges[0]))) {
         pd_status status = pd_engine.cast_to(v->g[0], to, pd_vjp_destination(v, 0), &g);
         g = pd_vjp_keep(v, status, g);
     }
@@ -78,12 +68,12 @@ bool pd_autocast_is_cast(const pd_node *n) {
 }
 
 /* [new] x's 16-bit copy as the result of a cast. */
-static pd_status take_copy(pd_tensor *x, pd_tensor **out) {
+static pd_status take_copy(pd_tensor *x, pd_tensor *copy, pd_tensor **out) {
     pd_tensor *t;
     pd_node *n;
-    PD_TRY(pd_tensor_alias(x->meta->low.copy, false, &t));
+    PD_TRY(pd_tensor_alias(copy, false, &t));
     pd_status status = PD_OK;
-    if (pd_grad_mode) {
+    if (pd_grad_mode && pd_tensor_wants_grad(x)) {
         status = pd_node_new(&kind, NULL, NULL, 0, &x, 1, 1, 0, &n);
         if (!status) {
             status = pd_node_own(n, 0, t);
@@ -94,9 +84,14 @@ static pd_status take_copy(pd_tensor *x, pd_tensor **out) {
     else *out = t;
     return status;
 }
+static pd_status cast(pd_tensor *x, pd_dtype t, pd_tensor **out) {
+    pd_tensor *copy = pd_beside_copy(x, t);
+    return copy ? take_copy(x, copy, out) : pd_engine.cast(x, t, out);
+}
 
 pd_status pd_autocast_cast(pd_tensor *x, pd_dtype t, pd_tensor **out) {
-    if (!pd_autocast.keep || !is_parameter(x) || (t != PD_BF16 && t != PD_F16)) return pd_engine.cast(x, t, out);
+    if (!is_parameter(x)) return cast(x, t, out);
+    if (!pd_autocast.keep || (t != PD_BF16 && t != PD_F16)) return pd_engine.cast(x, t, out);
     pd_meta *m;
     PD_TRY(pd_meta_get(x, &m));
     kept *k = find(x);
@@ -105,10 +100,37 @@ pd_status pd_autocast_cast(pd_tensor *x, pd_dtype t, pd_tensor **out) {
         return PD_OK;
     }
     m->low.asked = true, m->low.t = (int8_t)t;
-    PD_TRY(holds(&m->low, x, t) ? take_copy(x, out) : pd_engine.cast(x, t, out));
+    PD_TRY(cast(x, t, out));
     pd_status status = remember(x, *out);
     if (status) pd_tensor_release(*out);
     return status;
+}
+
+/* [new] a tensor of dtype t on d, with x's shape and strides. */
+static pd_status new_copy(const pd_tensor *x, pd_dtype t, const pd_device *d, pd_tensor **out) {
+    pd_tensor *c;
+    PD_TRY(pd_tensor_shell(&c));
+    c->dtype = (int8_t)t, c->ndim = x->ndim, c->numel = x->numel;
+    for (int i = 0; i < x->ndim; i++) c->size[i] = x->size[i], c->stride[i] = x->stride[i];
+    const pd_device *was;
+    pd_status status = pd_device_enter(d, &was);
+    PD_THEN(pd_tensor_allocate(c));
+    pd_device_here = was;
+    if (status) pd_tensor_release(c);
+    else *out = c;
+    return PD_TRAIL(status);
+}
+
+pd_status pd_autocast_beside(pd_tensor *t, const pd_device *d, pd_tensor **copy) {
+    const pd_dtype low = pd_autocast.dtype;
+    const bool on = (low == PD_BF16 || low == PD_F16) && (pd_autocast.kind < 0 || (int)d->kind == pd_autocast.kind);
+    pd_meta *m;
+    *copy = NULL;
+    if (!on || t->dtype != PD_F32 || d == &pd_device_meta) return PD_OK;
+    PD_TRY(pd_meta_get(t, &m));
+    PD_TRY(new_copy(t, low, d, &m->low.copy));
+    *copy = m->low.copy;
+    return PD_OK;
 }
 
 pd_status pd_autocast_copy_begin(pd_tensor *p, void **to, pd_dtype *t) {
@@ -117,7 +139,7 @@ pd_status pd_autocast_copy_begin(pd_tensor *p, void **to, pd_dtype *t) {
     if (!l) return PD_OK;
     l->of = NULL; /* the step writes p, so the copy is no longer equal */
     bool again = l->asked && is_parameter(p) && pd_storage_is_private(p->storage),
-         serves = again && l->copy && l->copy->dtype == l->t && same_geometry(l->copy, p) &&
+         serves = again && l->copy && l->copy->dtype == l->t && pd_tensor_same_layout(l->copy, p) &&
                   l->copy->storage->refs == 1; /* else a graph still reads it */
     l->asked = false;
     if (!serves) {
@@ -125,30 +147,13 @@ pd_status pd_autocast_copy_begin(pd_tensor *p, void **to, pd_dtype *t) {
         l->copy = NULL;
     }
     if (!again) return PD_OK;
-    if (!serves) {
-        pd_tensor *c;
-        PD_TRY(pd_tensor_shell(&c));
-        c->dtype = l->t, c->ndim = p->ndim, c->numel = p->numel;
-        for (int d = 0; d < p->ndim; d++) c->size[d] = p->size[d], c->stride[d] = p->stride[d];
-        const pd_device *was;
-        pd_status status = pd_device_enter(p->storage->device, &was);
-        PD_THEN(pd_tensor_allocate(c));
-        pd_device_here = was;
-        if (status) {
-            pd_tensor_release(c);
-            return PD_TRAIL(status);
-        }
-        l->copy = c;
-    }
+    if (!serves) PD_TRY(new_copy(p, (pd_dtype)l->t, p->storage->device, &l->copy));
     *to = pd_tensor_data(l->copy);
     *t = (pd_dtype)l->t;
     return PD_OK;
 }
 
-void pd_autocast_copy_end(pd_tensor *p) {
-    p->meta->low.of = p->storage;
-    p->meta->low.writes = p->storage->writes;
-}
+void pd_autocast_copy_end(pd_tensor *p) { pd_beside_renew(p); }
 
 /* ---- ops --------------------------------------------------------------------------------------------------------- */
 

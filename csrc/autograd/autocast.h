@@ -2,13 +2,13 @@
 
    In an autocast region a parameter (a float32 leaf that wants a gradient) is cast once, so that all its uses share one
    cast on the tape. The casts are dropped when the outermost region ends. An optimizer's fused step writes a 16-bit
-   copy beside the parameter in the same pass over memory, and the next region takes that copy and casts nothing. The
-   copy is valid until the parameter or the copy is written. Memory that others may write unseen (NumPy, other
-   processes) has no such copy. */
+   copy beside the parameter in the same pass over memory, and the next region takes that copy and casts nothing. So do
+   norms with their results (beside.h). */
 #ifndef PD_AUTOGRAD_AUTOCAST_H
 #define PD_AUTOGRAD_AUTOCAST_H
 
 #include "autograd/apply.h"
+#include "autograd/beside.h"
 
 /* dtype: PD_NO_DTYPE if autocast is off, as it is inside the ops that it casts for and in backward. cuda: CUDA's list
    of ops holds, else the CPU's (pd_cast in op.h). keep: casts of parameters are kept. kind: autocast is for this kind
@@ -29,7 +29,12 @@ pd_status pd_autocast_apply(const pd_def *def, pd_tensor *const *in, int nin, co
                             int *nout, pd_dtype t);
 /* [new] x cast to dtype t, recorded on the tape; for a parameter the cast that is kept. */
 pd_status pd_autocast_cast(pd_tensor *x, pd_dtype t, pd_tensor **out);
-/* The gradient of a cast: in the input's dtype, written into its destination if it has one. */
+/* For an op that is about to write t, float32, which products under autocast usually read next: makes t's 16-bit
+   copy, which the kernel has to write, too, before it calls pd_beside_renew(t). *copy [borrowed from t]; NULL: autocast
+   is off for t's device, d. */
+pd_status pd_autocast_beside(pd_tensor *t, const pd_device *d, pd_tensor **copy);
+/* The gradient of a cast: in the input's dtype, written into its destination if it has one; or as it is, if the op
+   before the cast reads 16 bits. */
 void pd_cast_vjp(pd_vjp *v);
 bool pd_autocast_is_cast(const pd_node *n); /* whether n is a cast, whose gradient may have any dtype */
 /* Drops this thread's casts at the end of a region. */

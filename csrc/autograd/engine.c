@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "autograd/autocast.h"
+#include "autograd/beside.h"
 #include "autograd/engine_impl.h"
 #include "autograd/nan.h"
 #include "autograd/spans.h"
@@ -86,8 +87,8 @@ static pd_status fit(const pd_run *r, const pd_node *n, int i, pd_tensor **g) {
         pd_tensor_release(*g);
         *g = t;
     }
-    if ((*g)->dtype != e->dtype && !is_passed(r, e)) {
-        PD_TRY(pd_engine.cast(*g, (pd_dtype)e->dtype, &t));
+    if ((*g)->dtype != e->dtype && !is_passed(r, e) && !pd_run_reads_low(r, e)) {
+        if (!(t = pd_beside_take(*g, (pd_dtype)e->dtype))) PD_TRY(pd_engine.cast(*g, (pd_dtype)e->dtype, &t));
         pd_tensor_release(*g);
         *g = t;
     }
@@ -135,12 +136,14 @@ pd_tensor *pd_vjp_sum(pd_vjp *v, int i) {
     pd_tensor *sum = slot && !v->status ? *slot : NULL;
     bool fits = sum && pd_run_may_grow(to, sum) && sum->dtype == e->dtype &&
                 pd_shape_equal(sum->ndim, sum->size, e->ndim, e->size);
+    if (fits) pd_beside_drop(sum); /* it is about to be written */
     return fits ? sum : NULL;
 }
 
 bool pd_vjp_may_widen(const pd_vjp *v, int i) {
     const pd_edge *e = &v->node->edges[i];
-    return v->run && is_passed(v->run, e) && e->fn->edges[0].dtype == PD_F32;
+    return v->run && is_passed(v->run, e) && e->fn->edges[0].dtype == PD_F32 &&
+           !pd_run_reads_low(v->run, &e->fn->edges[0]);
 }
 
 /* Calls the node's own function with the gradients that have come. */

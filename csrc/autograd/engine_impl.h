@@ -1,5 +1,6 @@
 /* The inside of a run: engine.c (nodes and turns), reach.c (what a run reaches, which node is next), feed.c (gradients
-   from outside), parts.c (gradients of slices), leaf.c (what happens where a gradient ends). */
+   from outside), parts.c (gradients of slices), ahead.c (what a gradient will be used for), leaf.c (what happens
+   where a gradient ends). */
 #ifndef PD_AUTOGRAD_ENGINE_IMPL_H
 #define PD_AUTOGRAD_ENGINE_IMPL_H
 
@@ -94,6 +95,11 @@ static inline void pd_run_leave(pd_run *r) { atomic_store_explicit(&r->busy, fal
    come yet, is taken out; it will be added when it comes, so that the order of sums stays the same. slot may be NULL
    where all have come. */
 pd_status pd_run_end_parts(parts *p, pd_tensor **slot);
+
+/* ---- ahead.c */
+
+/* Whether the op behind e reads a gradient in 16 bits that comes now: the only one, which nobody else sees. */
+bool pd_run_reads_low(const pd_run *r, const pd_edge *e);
 
 /* ---- leaf.c */
 

@@ -126,6 +126,8 @@ typedef struct pd_op {
     int nout;          /* 0 means 1; a compose may give fewer or more */
     int visible;       /* how many outputs a caller sees, the others serve the gradient; 0 means all */
     const char *names; /* names of several visible outputs, for the named tuple: "values indices" */
+    int reads_low;     /* 1 + the float32 output whose gradient vjp_fast reads in 16 bits, too; 0: none */
+    int bias;          /* 1 + the input whose gradient is the sum of output 0's over all dims but the last; 0: none */
     const struct pd_op *elementwise; /* called if the second argument is a tensor: max(x, y) is maximum(x, y) */
     /* Checks the inputs and sets dtype, size and strides of out[] (pd_out_*). A view op also sets the storage, by
        pd_tensor_view_of. */
@@ -137,6 +139,8 @@ typedef struct pd_op {
     size_t (*scratch)(const pd_call *c);
     /* Of a view that shows a part of its input, which has this shape: that part. */
     pd_slice (*part)(const void *attrs, int ndim, const int64_t *size);
+    /* Whether the gradient of each input of the output's shape is that of the output. NULL: it is not. */
+    bool (*passes)(const void *attrs);
     /* Nanoseconds of work on one core, if that is not about numel. It decides whether the call gives up the GIL. */
     double (*work)(const pd_call *c);
     /* Compute the inputs' gradients from the outputs' gradients. vjp uses only ops, so that it can be differentiated

@@ -67,6 +67,7 @@ static pd_tensor *drop_rest(pd_meta *m) {
     pd_node_release(m->grad_fn);
     pd_tensor_release(m->destination.view);
     pd_tensor_release(m->low.copy);
+    pd_tensor_release(m->low.sums);
     pd_hooks_free(m->hooks);
     pd_free(m);
     return grad;

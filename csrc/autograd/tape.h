@@ -83,12 +83,13 @@ typedef struct pd_node {
     pd_seen seen;
 } pd_node;
 
-/* The 16-bit copy of a parameter (autocast.h). */
+/* What else is known of a tensor's values (beside.h), and of a parameter's casts (autocast.h). */
 typedef struct pd_low {
-    pd_tensor *copy;      /* [strong] with the parameter's strides, or NULL */
-    const pd_storage *of; /* the storage that the copy equals (only compared) while it has so many writes; NULL: none */
-    unsigned writes;
-    int8_t t;             /* the dtype that autocast wanted, if it asked since the last step */
+    pd_tensor *copy;      /* [strong] in 16 bits, with the tensor's strides, or NULL */
+    pd_tensor *sums;      /* [strong] of a gradient's columns, or NULL */
+    const pd_storage *of; /* the storage of which both are true (only compared); NULL: none */
+    unsigned writes;      /* of that storage and of the copy's: both are true while this is their sum */
+    int8_t t;             /* the dtype that autocast wanted of a parameter, if it asked since the last step */
     bool asked;
     size_t slot;          /* of the parameter's cast in the autocast region */
 } pd_low;
@@ -248,8 +249,17 @@ bool pd_vjp_put_part(pd_vjp *v);
 /* [borrowed from v] where the gradient of input i will lie, if input i is a part of a tensor, seen through views that
    nobody else uses; else NULL. The vjp has to write all of it and to set it. It may have any strides. */
 pd_tensor *pd_vjp_place(pd_vjp *v, int i);
-/* Whether the gradient of the 16-bit input i may be float32: the input was cast from float32, and nobody else sees its
-   gradient. */
+/* Whether the gradient of the 16-bit input i may be float32: the input was cast from float32, nobody else sees its
+   gradient, and no op before the cast would read it as it is (pd_op.reads_low). */
 bool pd_vjp_may_widen(const pd_vjp *v, int i);
+
+/* What the next gradient of input i will be used for, if it is the last one and no hook sees it. */
+typedef struct pd_ahead {
+    pd_dtype low; /* it will be passed on in this 16-bit dtype, too; PD_NO_DTYPE: no */
+    bool sums;    /* the sums of its columns are wanted; where `low` is given, those of the 16-bit copy */
+} pd_ahead;
+/* A vjp that makes these besides gives them to pd_beside_set. `first`: no other gradient has come before; else the vjp
+   adds to pd_vjp_sum. Nothing is wanted on the CPU. */
+pd_ahead pd_vjp_ahead(const pd_vjp *v, int i, bool first);
 
 #endif

@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-#include "cuda/cuda.h"
+#include "cuda/fold.h"
 
 /* Divides n < 2^31 by d with a multiplication (Granlund and Montgomery, PLDI 1994). */
 struct divisor {
@@ -60,10 +60,12 @@ struct spot {
         else if (o->type[k] == PD_F16) get<pd_f16>(k, x);
         else get<pd_bf16>(k, x);
     }
-    template <class E, int V> __device__ void put(const wide<E> (&y)[V]) const {
+    /* Returns what it has stored. */
+    template <class E, int V> __device__ pack<E, V> put(const wide<E> (&y)[V]) const {
         pack<E, V> v;
         for (int i = 0; i < V; i++) v.e[i] = narrow<E>(y[i]);
         *(pack<E, V> *)at[0] = v;
+        return v;
     }
 };
 
@@ -82,6 +84,34 @@ template <class M, int V> __global__ void each_flat(M map, const __grid_constant
             for (int k = 0; k < PD_MAX_OPERANDS; k++) s.at[k] += o.step[k];
         }
     }
+}
+
+/* A contiguous loop over [n, columns] that also sums the columns of the result, which map.run returns. */
+template <class M, int V>
+__global__ void each_columns(M map, const __grid_constant__ operands o, int64_t n, int64_t columns, const cut c,
+                             float *folded, unsigned *counters, float *sums) {
+    const place p(c, V, n, columns);
+    float v[V] = {};
+    spot s;
+    s.o = &o;
+    for (int64_t i = p.begin; i < p.end; i += p.slices) {
+        for (int k = 0; k < PD_MAX_OPERANDS; k++) s.at[k] = o.p[k] + (i * columns + p.own) * o.step[k];
+        auto y = map.template run<V>(s);
+        for (int e = 0; e < V; e++) v[e] += widen(y.e[e]);
+    }
+    across_parts<plus>(v, c, p, columns, folded, counters, [&](int64_t k, float sum) { sums[k] = sum; });
+}
+template <int V, class M> static void each_with_sums(const M &map, const pd_loop *l, const operands &o, bool aligned) {
+    const pd_block b = {1, l->numel / l->columns, l->columns};
+    const cut c = cut_of(&b, aligned, sizeof(typename M::element));
+    float *folded;
+    unsigned *counters;
+    if (!room_for_parts(c, b, &folded, &counters)) return;
+    auto run = [&](auto kernel) {
+        launch(kernel, c.groups * c.parts, THREADS, map, o, b.n, b.inner, c, folded, counters, l->sums);
+    };
+    if (c.V == V) run(each_columns<M, V>);
+    else run(each_columns<M, 1>);
 }
 
 template <class M>
@@ -128,8 +158,9 @@ template <class M> static void each_large(const M &map, const pd_loop *l, const 
     launch(each_strided<M>, blocks_for(part.n, 256, 1), 256, map, part, s);
 }
 
-/* size[k]: bytes of an element of operand k. A cell has the type in which the map's element is computed. */
-template <class M> static void each(const M &map, const pd_loop *l, const size_t *size) {
+/* SUMS: the map's run returns the result, so the loop may ask for sums of it. size[k]: bytes of an element of operand
+   k. A cell has the type in which the map's element is computed. */
+template <bool SUMS = false, class M> static void each(const M &map, const pd_loop *l, const size_t *size) {
     constexpr int V = sizeof(typename M::element) >= 4 ? 16 / sizeof(typename M::element) : 8;
     operands o = {};
     bool flat = true, aligned = true;
@@ -154,6 +185,8 @@ template <class M> static void each(const M &map, const pd_loop *l, const size_t
         size_t whole = size[k] * V < 16 ? size[k] * V : 16;
         aligned = aligned && (uintptr_t)l->ptr[k] % whole == 0;
     }
+    if constexpr (SUMS)
+        if (l->sums) return each_with_sums<V>(map, l, o, aligned);
     if (!flat) each_large(map, l, o);
     else if (aligned) launch(each_flat<M, V>, blocks_for(o.n, 256, V), 256, map, o);
     else launch(each_flat<M, 1>, blocks_for(o.n, 256, 1), 256, map, o);

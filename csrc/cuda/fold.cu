@@ -73,56 +73,28 @@ static __global__ void fold_rows(const E *x, int64_t n, const cut c, entry how, 
     if (threadIdx.x == 0) to.put(row, all);
 }
 
-/* Calls put(k, value) for the block's first `count` columns, each folded over the threads that have a part of it. */
-template <template <class> class Op, class A, int V, class F>
-static __device__ void across_slices(const A (&v)[V], int width, int64_t count, F put) {
-    __shared__ A all[THREADS * V];
-    __syncthreads(); /* all have read those of the call before */
-    for (int e = 0; e < V; e++) all[threadIdx.x * V + e] = v[e];
-    __syncthreads();
-    for (int k = threadIdx.x; k < width && k < count; k += THREADS) {
-        A sum = all[k];
-        for (int at = k + width; at < THREADS * V; at += width) sum = Op<A>::of(sum, all[at]);
-        put(k, sum);
-    }
-}
-
-/* folded: [outer, parts, inner], unless there is one part. */
 template <template <class> class Op, class E, class A, int V>
 static __global__ void fold_columns(const E *x, int64_t n, int64_t inner, const cut c, entry how, A *folded, unsigned *counters, goal<A> to) {
-    const int width = c.lanes * V, slices = THREADS / c.lanes, slice = threadIdx.x / c.lanes;
-    const int64_t group = blockIdx.x % c.groups, part = blockIdx.x / c.groups % c.parts, outer = blockIdx.x / c.groups / c.parts;
-    const int64_t first = group * width, own = first + threadIdx.x % c.lanes * V, count = inner - first;
-    const int64_t begin = part * c.chunk, end = begin + c.chunk < n ? begin + c.chunk : n;
+    const place p(c, V, n, inner);
     A v[V];
-    add_rows<Op>(v, x + outer * n * inner + own, begin + slice, own < inner ? end : 0, slices, inner, how);
-    if (c.parts > 1) {
-        A *sums = folded + outer * c.parts * inner;
-        across_slices<Op>(v, width, count, [&](int k, A sum) { sums[part * inner + first + k] = sum; });
-        if (!is_last(&counters[outer * c.groups + group], (unsigned)c.parts)) return;
-        add_rows<Op>(v, (const A *)sums + own, slice, own < inner ? c.parts : 0, slices, inner, AS_IT_IS);
-    }
-    across_slices<Op>(v, width, count, [&](int k, A sum) { to.put(outer * inner + first + k, sum); });
+    add_rows<Op>(v, x + p.outer * n * inner + p.own, p.begin, p.end, p.slices, inner, how);
+    across_parts<Op>(v, c, p, inner, folded, counters, [&](int64_t k, A sum) { to.put(p.outer * inner + k, sum); });
 }
 
 template <template <class> class Op, class E, class A, int V>
 static void columns(const E *x, const pd_block &b, const cut &c, entry how, A *folded, unsigned *counters, goal<A> to) {
     const int64_t count = b.outer * (b.inner / V);
-    if (c.whole) launch(fold_short<Op, E, A, V>, (count + THREADS - 1) / THREADS, THREADS, x, count, b.n, b.inner, how, to);
+    if (b.n <= SHORT) launch(fold_short<Op, E, A, V>, (count + THREADS - 1) / THREADS, THREADS, x, count, b.n, b.inner, how, to);
     else launch(fold_columns<Op, E, A, V>, b.outer * c.groups * c.parts, THREADS, x, b.n, b.inner, c, how, folded, counters, to);
 }
 template <template <class> class Op, class E, class A> static void fold_to(const E *x, const pd_block &b, entry how, goal<A> to) {
     constexpr int V = vector_of(sizeof(E));
     if (b.outer <= 0 || b.inner <= 0) return;
-    const cut c = cut_of(&b, x, sizeof(E));
-    A *folded = nullptr;
-    unsigned *counters = nullptr;
-    if (c.parts > 1) {
-        folded = (A *)pd_cuda_lent->room((size_t)(b.outer * b.inner * c.parts) * sizeof(A));
-        counters = folded ? pd_cuda_counters(b.outer * c.groups) : nullptr;
-        if (!counters) return;
-    }
-    if (c.rows && !c.whole) launch(fold_rows<Op, E, A>, b.outer * c.parts, THREADS, x, b.n, c, how, folded, counters, to);
+    const cut c = cut_of(&b, (uintptr_t)x % (V * sizeof(E)) == 0, sizeof(E));
+    A *folded;
+    unsigned *counters;
+    if (!room_for_parts(c, b, &folded, &counters)) return;
+    if (c.rows && b.n > SHORT) launch(fold_rows<Op, E, A>, b.outer * c.parts, THREADS, x, b.n, c, how, folded, counters, to);
     else if (c.V == V) columns<Op, E, A, V>(x, b, c, how, folded, counters, to);
     else columns<Op, E, A, 1>(x, b, c, how, folded, counters, to);
 }

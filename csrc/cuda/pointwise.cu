@@ -10,7 +10,7 @@ template <class E, int WHICH> struct pointwise_map {
     pd_pointwise fn;
     int y_at; /* the number of the operand y; 0: there is none */
     T P[PD_POINTWISE_PARAMS];
-    template <int V> __device__ void run(const spot &s) const {
+    template <int V> __device__ pack<E, V> run(const spot &s) const {
         T pg[V], px[V], py[V], out[V] = {};
         s.get<E>(1, pg);
         s.get<E>(WHICH ? 2 : 1, px);
@@ -33,9 +33,9 @@ template <class E, int WHICH> struct pointwise_map {
 #include "kernels/pointwise.def"
 #undef PD_POINTWISE1
 #undef PD_POINTWISE2
-        default: return;
+        default: break;
         }
-        s.put<E>(out);
+        return s.put<E>(out);
     }
 };
 
@@ -44,7 +44,7 @@ template <class E, int WHICH> static void run(pd_pointwise fn, const double *par
     int last = l->nop - 1, x_at = WHICH ? 2 : 1;
     pointwise_map<E, WHICH> map = {fn, last > x_at ? last : 0, {}};
     for (int i = 0; i < PD_POINTWISE_PARAMS; i++) map.P[i] = (wide<E>)params[i];
-    each(map, l, size);
+    each<(WHICH > 0 && sizeof(wide<E>) == 4)>(map, l, size);
 }
 
 void pd_cuda_pointwise(pd_pointwise fn, int which, pd_dtype t, const double *params, const pd_loop *l) {

@@ -2,7 +2,8 @@
    warp a short one, a block a long one. Each thread keeps the first elements that it reads of a row in registers.
 
    The gradient is one pass over the rows. A block has a part of them, whose length depends on shapes alone, and also
-   sums the gradients of weight and bias over its part. Of every FAN parts, and then of all, the block that ends last adds
+   sums the gradients of weight and bias over its part, and with SUMS the columns of what it stores for y, or for x. Of
+   every FAN parts, and then of all, the block that ends last adds
    up the sums, in the order of the parts. */
 #include "cuda/block.h"
 #include "cuda/table.h"
@@ -60,7 +61,8 @@ template <int V, int G, class F, class R> static __device__ void each_of_row(int
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 template <class T, int V, int G>
-static __global__ void norm_kernel(const pd_row_norm c, const void *x, const void *y, const void *w, const void *b, void *s, void *out, T *mean, T *rstd) {
+static __global__ void norm_kernel(const pd_row_norm c, const void *x, const void *y, const void *w, const void *b, void *s, void *out, void *low,
+                                   T *mean, T *rstd) {
     const int64_t row = (int64_t)blockIdx.x * (THREADS / G) + threadIdx.x / G, at = row * c.n, n = row < c.rows ? c.n : 0;
     T kept[STEPS][V], sum = 0, squares = 0;
     auto read = [&](int64_t i, T (&v)[V]) {
@@ -94,13 +96,14 @@ static __global__ void norm_kernel(const pd_row_norm c, const void *x, const voi
             for (int e = 0; e < V; e++) v[e] += u[e];
         }
         put(c.out, out, at + i, v);
+        if (low) put(c.low, low, at + i, v);
     };
     each_of_row<V, G>(n, [&](int64_t i, int k) { write(i, kept[k]); }, [&](int64_t i) { T v[V]; again(i, v); write(i, v); });
 }
 
 /* ---- the gradient ------------------------------------------------------------------------------------------------ */
 
-/* V elements of partial[part][2][n], the sums of g hat and g over the part's rows. */
+/* V elements of partial[part][2 + SUMS][n], the sums of g hat and g over the part's rows. */
 template <class T, int V> static __device__ void put_sums(T *to, int64_t i, int64_t n, const T (&gw)[V], const T (&gb)[V], bool first) {
     for (int e = 0; e < V; e++) {
         to[i + e] = first ? gw[e] : to[i + e] + gw[e];
@@ -135,14 +138,67 @@ template <class T, int V> static __device__ bool add_all_parts(T *partial, int64
     return true;
 }
 
-/* One block a multiprocessor is enough: else sm_100a gets 64 registers and spills. */
+/* Where the sums over all rows go; each may be NULL. parts: of blocks, [2 + SUMS][n] each, or NULL if there are no sums. */
+template <class T> struct totals {
+    void *w, *b;
+    float *columns;
+    T *parts;
+    unsigned *counters;
+    template <bool SUMS> __device__ void put_all(const pd_row_norm &c) const {
+        for (int64_t i = threadIdx.x; i < c.n; i += THREADS) {
+            const T of_w[1] = {parts[i]}, of_b[1] = {parts[c.n + i]};
+            if (w) put(c.w, w, i, of_w);
+            if (b) put(c.w, b, i, of_b);
+            if (SUMS) columns[i] = (float)parts[2 * c.n + i];
+        }
+    }
+};
+
+/* What the threads of a block have of the sums of columns: each what it keeps of its rows, side by side with the others, so
+   that banks do not collide. */
+template <class T, int V, int G> struct own_columns {
+    enum { W = V > 4 ? 4 : V, PACKS = V / W };
+    pack<T, W> e[STEPS * PACKS * THREADS];
+    __device__ void clear() {
+        for (int k = 0; k < STEPS * PACKS; k++) e[k * THREADS + threadIdx.x] = {};
+    }
+    __device__ void add(int k, const T (&v)[V]) {
+        for (int i = 0; i < V; i++) e[(k * PACKS + i / W) * THREADS + threadIdx.x].e[i % W] += v[i];
+    }
+    /* The sum of column i over the rows that the block has at a time. */
+    __device__ T sum(int64_t i) const {
+        const int step = (int)(i / V), at = (step / G * PACKS + (int)(i % V) / W) * THREADS + step % G;
+        T all = 0;
+        for (int row = 0; row < THREADS / G; row++) all += e[at + row * G].e[i % W];
+        return all;
+    }
+};
+
+/* Adds up what the threads of a block have summed, for the elements that they keep, into its part. */
 template <class T, int V, int G>
+static __device__ void end_part(const pd_row_norm &c, const T (&gw)[STEPS][V], const T (&gb)[STEPS][V], T *to) {
+    constexpr int KEPT = STEPS * G * V;
+    __shared__ T block[G == WARP ? 2 * KEPT : 1];
+    T *all = G == WARP ? block : to;
+    for (int group = 0; group < THREADS / G; group++) { /* one after the other */
+        auto put_own = [&](int64_t i, int k) { put_sums(all, i, c.n, gw[k], gb[k], group == 0); };
+        if ((int)threadIdx.x / G == group) each_of_row<V, G>(c.n < KEPT ? c.n : +KEPT, put_own, [](int64_t) {});
+        __syncthreads();
+    }
+    for (int64_t i = threadIdx.x; i < 2 * c.n && G == WARP; i += THREADS) to[i] = block[i];
+}
+
+/* One block a multiprocessor is enough: else sm_100a gets 64 registers and spills. */
+template <class T, int V, int G, bool SUMS>
 static __global__ void __launch_bounds__(THREADS, 1)
 grad_kernel(const pd_row_norm c, const void *g, const void *gs, const void *s, const void *w, const T *mean, const T *rstd, void *gx, void *gy,
-            void *sum_w, void *sum_b, T *partial, unsigned *counters, int64_t length) {
+            const totals<T> sums, int64_t length) {
     constexpr int ROWS = THREADS / G, KEPT = STEPS * G * V;
-    const int64_t begin = blockIdx.x * length, end = begin + length < c.rows ? begin + length : c.rows;
-    T *to = partial + 2 * c.n * blockIdx.x, gw[STEPS][V] = {}, gb[STEPS][V] = {};
+    const int64_t begin = blockIdx.x * length, end = begin + length < c.rows ? begin + length : c.rows, width = (2 + SUMS) * c.n;
+    T *to = sums.parts + width * blockIdx.x, gw[STEPS][V] = {}, gb[STEPS][V] = {};
+    __shared__ pack<float, 4> room[SUMS ? sizeof(own_columns<T, V, G>) / 16 : 1];
+    auto &columns = *(own_columns<T, V, G> *)room;
+    if (SUMS) columns.clear();
     for (int64_t first = begin; first < end; first += ROWS) {
         const int64_t row = first + threadIdx.x / G, at = row * c.n, n = row < end ? c.n : 0;
         const T m = n ? mean[row] : 0, r = n ? rstd[row] : 0;
@@ -174,7 +230,7 @@ grad_kernel(const pd_row_norm c, const void *g, const void *gs, const void *s, c
         auto add_rest = [&](int64_t i) {
             T gi[V], xi[V], gwi[V] = {}, gbi[V] = {};
             add(i, gi, xi, gwi, gbi);
-            if (partial) put_sums(to, i, c.n, gwi, gbi, row == begin);
+            if (sums.parts) put_sums(to, i, c.n, gwi, gbi, row == begin);
         };
         each_of_row<V, G>(n, [&](int64_t i, int k) { add(i, gh[k], x[k], gw[k], gb[k]); }, add_rest);
         if (!gx) continue;
@@ -188,31 +244,25 @@ grad_kernel(const pd_row_norm c, const void *g, const void *gs, const void *s, c
             }
             put(c.x, gx, at + i, gi);
             if (gy) put(c.y, gy, at + i, gi);
+            for (int e = 0; e < V && SUMS; e++) gi[e] = rounded(gy ? c.y : c.x, gi[e]);
+        };
+        auto write_kept = [&](int64_t i, int k) {
+            write(i, gh[k], x[k]);
+            if (SUMS) columns.add(k, gh[k]);
         };
         auto write_rest = [&](int64_t i) {
             T gi[V], xi[V];
             load(i, gi, xi);
             weigh(i, gi);
             write(i, gi, xi);
+            for (int e = 0; e < V && SUMS; e++) to[2 * c.n + i + e] = (row == begin ? 0 : to[2 * c.n + i + e]) + gi[e];
         };
-        each_of_row<V, G>(n, [&](int64_t i, int k) { write(i, gh[k], x[k]); }, write_rest);
+        each_of_row<V, G>(n, write_kept, write_rest);
     }
-    if (!partial) return;
-    __shared__ T block[G == WARP ? 2 * KEPT : 1];
-    T *all = G == WARP ? block : to;
-    const int64_t kept = c.n < KEPT ? c.n : KEPT;
-    for (int group = 0; group < ROWS; group++) { /* one after the other */
-        auto put_own = [&](int64_t i, int k) { put_sums(all, i, c.n, gw[k], gb[k], group == 0); };
-        if ((int)threadIdx.x / G == group) each_of_row<V, G>(kept, put_own, [](int64_t) {});
-        __syncthreads();
-    }
-    for (int64_t i = threadIdx.x; i < 2 * c.n && G == WARP; i += THREADS) to[i] = block[i];
-    if (!add_all_parts<T, V>(partial, 2 * c.n, counters)) return;
-    for (int64_t i = threadIdx.x; i < c.n; i += THREADS) {
-        const T of_w[1] = {partial[i]}, of_b[1] = {partial[c.n + i]};
-        if (sum_w) put(c.w, sum_w, i, of_w);
-        if (sum_b) put(c.w, sum_b, i, of_b);
-    }
+    if (!sums.parts) return;
+    end_part<T, V, G>(c, gw, gb, to);
+    for (int64_t i = threadIdx.x; i < (c.n < KEPT ? c.n : +KEPT) && SUMS; i += THREADS) to[2 * c.n + i] = columns.sum(i);
+    if (add_all_parts<T, V>(sums.parts, width, sums.counters)) sums.template put_all<SUMS>(c);
 }
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
@@ -239,26 +289,33 @@ template <class F> static void by_rows(const pd_row_norm *c, bool vectors, F f) 
     else f(tag<float>(), number<8>(), number<THREADS>());
 }
 
-size_t pd_cuda_row_norm_scratch(const pd_row_norm *c) { return (size_t)(2 * parts_of(c) * c->n) * sizeof(double) + 64; }
+size_t pd_cuda_row_norm_scratch(const pd_row_norm *c) { return (size_t)(3 * parts_of(c) * c->n) * sizeof(double) + 64; }
 
-void pd_cuda_row_norm(const pd_row_norm *c, const void *x, const void *y, const void *w, const void *b, void *s, void *out, void *mean, void *rstd) {
+void pd_cuda_row_norm(const pd_row_norm *c, const void *x, const void *y, const void *w, const void *b, void *s, void *out, void *low, void *mean,
+                      void *rstd) {
     if (!c->n) return;
-    by_rows(c, in_vectors(c, {x, y, w, b, s, out}), [&](auto t, auto v, auto g) {
+    by_rows(c, in_vectors(c, {x, y, w, b, s, out, low}), [&](auto t, auto v, auto g) {
         typedef typename decltype(t)::type T;
         constexpr int V = decltype(v)::value, G = decltype(g)::value, ROWS = THREADS / G;
-        launch(norm_kernel<T, V, G>, (c->rows + ROWS - 1) / ROWS, THREADS, *c, x, y, w, b, s, out, (T *)mean, (T *)rstd);
+        launch(norm_kernel<T, V, G>, (c->rows + ROWS - 1) / ROWS, THREADS, *c, x, y, w, b, s, out, low, (T *)mean, (T *)rstd);
     });
 }
 
 void pd_cuda_row_norm_grad(const pd_row_norm *c, const void *g, const void *gs, const void *s, const void *w, const void *mean, const void *rstd, void *gx,
-                           void *gy, void *gw, void *gb, void *scratch) {
+                           void *gy, void *gw, void *gb, float *sums, void *scratch) {
     if (!c->n) return;
     by_rows(c, in_vectors(c, {g, gs, s, w, gx, gy}), [&](auto t, auto v, auto group) {
         typedef typename decltype(t)::type T;
         constexpr int V = decltype(v)::value, G = decltype(group)::value;
-        unsigned *counters = gw || gb ? pd_cuda_counters(FAN + 1) : nullptr;
-        if ((gw || gb) && !counters) return;
-        launch(grad_kernel<T, V, G>, parts_of(c), THREADS, *c, g, gs, s, w, (const T *)mean, (const T *)rstd, gx, gy, gw, gb,
-               counters ? (T *)scratch : (T *)nullptr, counters, part_length(c));
+        const bool parts = gw || gb || sums;
+        unsigned *counters = parts ? pd_cuda_counters(FAN + 1) : nullptr;
+        if (parts && !counters) return;
+        auto run = [&](auto kernel) {
+            const totals<T> to = {gw, gb, sums, parts ? (T *)scratch : nullptr, counters};
+            launch(kernel, parts_of(c), THREADS, *c, g, gs, s, w, (const T *)mean, (const T *)rstd, gx, gy, to, part_length(c));
+        };
+        if constexpr (sizeof(T) == 4)
+            if (sums) return run(grad_kernel<T, V, G, true>);
+        run(grad_kernel<T, V, G, false>);
     });
 }

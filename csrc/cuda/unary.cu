@@ -31,7 +31,7 @@ template <class E> struct unary_grad_map {
     typedef E element;
     typedef wide<E> T;
     pd_unary fn;
-    template <int V> __device__ void run(const spot &s) const {
+    template <int V> __device__ pack<E, V> run(const spot &s) const {
         T in[V], kept[V], out[V] = {};
         s.get<E>(1, in);
         s.get<E>(2, kept);
@@ -49,9 +49,9 @@ template <class E> struct unary_grad_map {
         break;
 #include "kernels/unary.def"
 #undef PD_UNARY
-        default: return;
+        default: break;
         }
-        s.put<E>(out);
+        return s.put<E>(out);
     }
 };
 
@@ -67,6 +67,6 @@ void pd_cuda_unary_grad(pd_unary fn, pd_dtype t, const pd_loop *l) {
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;
         const size_t size[] = {sizeof(E), sizeof(E), sizeof(E)};
-        each(unary_grad_map<E>{fn}, l, size);
+        each<is_real<wide<E>>::value && sizeof(wide<E>) == 4>(unary_grad_map<E>{fn}, l, size);
     });
 }

@@ -139,12 +139,13 @@ typedef struct pd_lion { double lr, beta1, beta2, weight_decay; bool maximize; }
 typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; pd_dtype params; } pd_batch_norm;
 
 /* Rows [rows, n]: s = x + y, and s normalised by its own mean (rms: 0) and deviation sqrt(var + eps). The dtypes: of x,
-   y, s, weight and bias, and of the normalised rows; F64 for all of them or for none. Without y, s is x. */
+   y, s, weight and bias, and of the normalised rows; F64 for all of them or for none. Without y, s is x. low: the dtype
+   of a copy of the normalised rows, F16 or BF16, if there is one. */
 typedef struct pd_row_norm {
     int64_t rows, n;
     double eps;
     bool rms;
-    pd_dtype x, y, s, w, out;
+    pd_dtype x, y, s, w, out, low;
 } pd_row_norm;
 
 /* x[N, C, S] (contiguous) or x[N, S, C] (channels_last). The C channels of each of N images form `groups` groups, each

@@ -4,7 +4,7 @@
    so a contiguous call has ndim 1. Kernels read it. Operand 0 is written. Strides are in bytes. dims[0] is the
    outermost dimension. ndim 0 is one element. An operand that is a cell is one value in the host's memory, on every
    device; its strides are 0. A cell has the dtype in which kernels compute (pd_dtype_computed), so a number beside
-   16-bit floats is a float32. */
+   16-bit floats is a float32. Only a GPU's kernels unary_grad and pointwise make `sums`, of a contiguous call. */
 #ifndef PD_KERNELS_LOOP_H
 #define PD_KERNELS_LOOP_H
 
@@ -21,6 +21,8 @@ typedef struct pd_loop {
     unsigned cells; /* bit k: operand k is a cell */
     bool mixed;     /* operand k > 0 has dtype type[k], one of F32, F16 and BF16, and not that of the call */
     int8_t type[PD_MAX_OPERANDS];
+    float *sums;    /* NULL, or memory for the sums of the columns of operand 0, seen as [numel / columns, columns] */
+    int64_t columns;
     int64_t numel;
     int64_t size[PD_MAX_DIMS];
     int64_t stride[PD_MAX_OPERANDS][PD_MAX_DIMS];

@@ -130,6 +130,7 @@ static void fused(pd_vjp *v, pd_binary fn, int which) {
     pd_vjp_set(v, which, gx);
 }
 
+static bool add_passes(const void *attrs) { return ((const scaled *)attrs)->alpha.d == 1; }
 static pd_val scale_by_alpha(pd_vjp *v, pd_val g) {
     double a = ((const scaled *)v->attrs)->alpha.d;
     return a == 1 ? g : pd_x2(v, PD_OP_mul, g, pd_const(a));
@@ -197,6 +198,7 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
         .kernel = fn##_kernel,                                                        \
         .vjp = fn##_vjp,                                                              \
         .vjp_fast = FAST_##needs(fn),                                                 \
+        .passes = IS(fn, add) ? add_passes : NULL,                                    \
     };
 #include "kernels/binary.def"
 #undef PD_BINARY

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "autograd/beside.h"
 #include "base/mem.h"
 #include "kernels/kernels.h"
 #include "ops/ops.h"
@@ -309,6 +310,19 @@ pd_tensor *pd_x_new(pd_vjp *v, pd_dtype dtype, int ndim, const int64_t *size) {
     if (v->status) return NULL;
     pd_status status = pd_tensor_new(v->node ? pd_node_name(v->node) : "op", dtype, ndim, size, &t);
     return pd_vjp_keep(v, status, t);
+}
+
+void pd_x_sums(pd_vjp *v, int i, pd_tensor *gx, pd_loop *l) {
+    const pd_edge *e = &v->node->edges[i];
+    if (v->status || e->device < 0 || l->ndim != 1 || gx->numel == 0 || gx->dtype == PD_F64 || gx->ndim < 1) return;
+    if (!pd_tensor_is_contiguous(gx) || !pd_shape_equal(gx->ndim, gx->size, e->ndim, e->size)) return;
+    pd_ahead next = pd_vjp_ahead(v, i, true);
+    if (!next.sums || next.low != PD_NO_DTYPE) return;
+    l->columns = gx->size[gx->ndim - 1];
+    pd_tensor *sums = pd_x_new(v, PD_F32, 1, &l->columns);
+    if (!sums) return;
+    l->sums = pd_tensor_data(sums);
+    v->status = pd_beside_set(gx, NULL, sums);
 }
 
 pd_tensor *pd_x_contiguous(pd_vjp *v, pd_tensor *x) {

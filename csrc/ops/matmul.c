@@ -1,6 +1,7 @@
 /* Matrix products: linear, bmm (2-D and 3-D), matmul with PyTorch's broadcasting on top. */
 #include <string.h>
 
+#include "autograd/beside.h"
 #include "kernels/portable/portable.h"
 #include "ops/block.h"
 
@@ -402,7 +403,7 @@ static bool grads_at_once(pd_vjp *v, pd_tensor *g, pd_tensor *x) {
 }
 
 /* The sums of g's columns: on a GPU autocast's in float32 at once, as the product of the weight's gradient. */
-static pd_tensor *bias_gradient(pd_vjp *v, pd_tensor *g) {
+static pd_tensor *sum_of_columns(pd_vjp *v, pd_tensor *g) {
     const pd_reduce_attrs over = {.dim = {.n = 1, .v = {0}}, .dtype = PD_NO_DTYPE};
     const bool wide = g && g->dtype == PD_BF16 && pd_vjp_may_widen(v, 2) && pd_device_here->kernels;
     if (v->status || !wide || !pd_tensor_is_contiguous(g)) return pd_x_call1(v, PD_OP_sum, g, &over);
@@ -414,6 +415,7 @@ static pd_tensor *bias_gradient(pd_vjp *v, pd_tensor *g) {
 
 static void linear_vjp(pd_vjp *v) {
     pd_tensor *g = v->g[0], *w = pd_vjp_in(v, 1), *x = pd_vjp_in(v, 0);
+    pd_tensor *sums = v->create_graph ? NULL : pd_beside_sums(g); /* by the kernel that made g */
     const pd_edge *ex = &v->node->edges[0];
     if (v->status) return;
     pd_shape_attrs rows = {.shape = {.n = 2, .v = {1, w->size[0]}}}, whole = {.shape = {.n = ex->ndim}};
@@ -427,11 +429,11 @@ static void linear_vjp(pd_vjp *v) {
     }
     if (pd_vjp_needs(v, 1)) {
         pd_tensor *x2 = x->ndim == 2 ? x : pd_x_call1(v, PD_OP_reshape, x, &rows);
-        if (!v->create_graph && pd_vjp_needs(v, 2) && grads_at_once(v, g2, x2)) return;
+        if (!v->create_graph && pd_vjp_needs(v, 2) && !sums && grads_at_once(v, g2, x2)) return;
         pd_tensor *gt = turned(v, g2);
         pd_vjp_set(v, 1, grad_product(v, 1, gt, x2, pd_vjp_destination(v, 1)));
     }
-    if (pd_vjp_needs(v, 2)) pd_vjp_set(v, 2, bias_gradient(v, g2));
+    if (pd_vjp_needs(v, 2)) pd_vjp_set(v, 2, sums ? sums : sum_of_columns(v, g2));
 }
 
 const pd_op pd_op_linear = {
@@ -445,5 +447,6 @@ const pd_op pd_op_linear = {
     .kernel = linear_kernel,
     .scratch = linear_scratch,
     .work = linear_work,
+    .bias = 1 + 2,
     .vjp = linear_vjp,
 };

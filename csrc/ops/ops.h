@@ -111,6 +111,9 @@ pd_tensor *pd_x_scale(pd_vjp *v, pd_tensor *x, double c);
 pd_status pd_x_end(pd_vjp *v, pd_tensor *result, pd_tensor **out);
 /* For vjp_fast: a new tensor for a kernel to write; x made contiguous. */
 pd_tensor *pd_x_new(pd_vjp *v, pd_dtype dtype, int ndim, const int64_t *size);
+/* Before a kernel runs l, whose operand 0 is gx, the gradient of input i: lets it sum gx's columns, too, if that will
+   be asked for. */
+void pd_x_sums(pd_vjp *v, int i, pd_tensor *gx, pd_loop *l);
 pd_tensor *pd_x_contiguous(pd_vjp *v, pd_tensor *x);
 
 #endif

@@ -10,18 +10,17 @@ static pd_status infer(pd_call *c) {
     return pd_infer_elementwise(c, (pd_dtype)c->in[0]->dtype);
 }
 
-static void run(pd_pointwise fn, int which, pd_dtype t, const void *attrs, size_t bytes, int nop,
-                pd_tensor **operands) {
+static void run(pd_pointwise fn, int which, pd_dtype t, const void *attrs, size_t bytes, const pd_loop *l) {
     double params[PD_POINTWISE_PARAMS] = {0};
-    pd_loop l;
     memcpy(params, attrs, bytes);
-    pd_loop_build(&l, nop, operands);
-    pd_here()->pointwise(fn, which, t, params, &l);
+    pd_here()->pointwise(fn, which, t, params, l);
 }
 
 static pd_status forward(pd_pointwise fn, const pd_call *c) {
     pd_tensor *t[3] = {c->out[0], c->in[0], c->nin > 1 ? c->in[1] : NULL};
-    run(fn, 0, (pd_dtype)t[0]->dtype, c->attrs, c->def->op->attrs, 1 + c->nin, t);
+    pd_loop l;
+    pd_loop_build(&l, 1 + c->nin, t);
+    run(fn, 0, (pd_dtype)t[0]->dtype, c->attrs, c->def->op->attrs, &l);
     return PD_OK;
 }
 
@@ -34,7 +33,11 @@ static void fused(pd_vjp *v, pd_pointwise fn, int which, int nin) {
     if (pd_tensor_same_shape(x, gx) && pd_shape_is_dense(x->ndim, x->size, x->stride))
         memcpy(gx->stride, x->stride, sizeof(int64_t) * (size_t)x->ndim);
     pd_tensor *t[4] = {gx, g, x, y};
-    run(fn, 1 + which, (pd_dtype)gx->dtype, v->attrs, v->node->def->op->attrs, 2 + nin, t);
+    pd_loop l;
+    pd_loop_build(&l, 2 + nin, t);
+    pd_x_sums(v, which, gx, &l);
+    if (v->status) return;
+    run(fn, 1 + which, (pd_dtype)gx->dtype, v->attrs, v->node->def->op->attrs, &l);
     pd_vjp_set(v, which, gx);
 }
 

@@ -31,24 +31,45 @@ static int64_t row_of(const pd_tensor *x, int64_t dims) { return product(x, x->n
 static pd_row_norm shape_of(const pd_tensor *s, pd_dtype x, const pd_tensor *y, const pd_tensor *w,
                             const rows_attrs *a) {
     pd_dtype t = (pd_dtype)s->dtype;
-    return (pd_row_norm){
-        rows_in(s, a->dims),        row_of(s, a->dims), a->eps, a->rms, x, y ? (pd_dtype)y->dtype : t, t,
-        w ? (pd_dtype)w->dtype : t, (pd_dtype)a->dtype};
+    return (pd_row_norm){.rows = rows_in(s, a->dims),
+                         .n = row_of(s, a->dims),
+                         .eps = a->eps,
+                         .rms = a->rms,
+                         .x = x,
+                         .y = y ? (pd_dtype)y->dtype : t,
+                         .s = t,
+                         .w = w ? (pd_dtype)w->dtype : t,
+                         .out = (pd_dtype)a->dtype};
+}
+
+/* Sets dtype and sizes of output k, the normalised rows of x; under autocast they get a 16-bit copy, too. */
+static pd_status out_normed(pd_call *c, int k, const pd_tensor *x) {
+    pd_tensor *low;
+    PD_TRY(pd_out_like(c, k, (pd_dtype)((const rows_attrs *)c->attrs)->dtype, x));
+    return pd_autocast_beside(c->out[k], pd_device_here, &low);
+}
+/* Runs the kernel for these rows, which go to `normed`. y, sum: NULL if nothing is added. */
+static void run_rows(pd_row_norm s, pd_tensor *x, pd_tensor *y, pd_tensor *w, pd_tensor *b, pd_tensor *sum,
+                     pd_tensor *normed, pd_tensor *mean, pd_tensor *rstd) {
+    pd_tensor *low = normed->meta ? normed->meta->low.copy : NULL;
+    if (low) s.low = (pd_dtype)low->dtype;
+    pd_here()->row_norm(&s, pd_tensor_data(x), data_or_null(y), data_or_null(w), data_or_null(b), room_or_null(sum),
+                        pd_tensor_data(normed), room_or_null(low), pd_tensor_data(mean), pd_tensor_data(rstd));
+    if (low) pd_beside_renew(normed);
 }
 
 static pd_status rows_infer(pd_call *c) {
     const rows_attrs *a = c->attrs;
     const pd_tensor *x = c->in[X];
     const int64_t rows = rows_in(x, a->dims);
-    PD_TRY(pd_out_like(c, 0, (pd_dtype)a->dtype, x));
+    PD_TRY(out_normed(c, 0, x));
     PD_TRY(pd_out_shape(c, 1, pd_dtype_computed((pd_dtype)x->dtype), 1, &rows));
     return pd_out_shape(c, 2, pd_dtype_computed((pd_dtype)x->dtype), 1, &rows);
 }
 static pd_status rows_kernel(const pd_call *c) {
     pd_tensor *x = c->in[X], *w = c->in[WEIGHT];
-    pd_row_norm s = shape_of(x, (pd_dtype)x->dtype, NULL, w, c->attrs);
-    pd_here()->row_norm(&s, pd_tensor_data(x), NULL, data_or_null(w), data_or_null(c->in[BIAS]), NULL,
-                        pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]), pd_tensor_data(c->out[2]));
+    run_rows(shape_of(x, (pd_dtype)x->dtype, NULL, w, c->attrs), x, NULL, w, c->in[BIAS], NULL, c->out[0], c->out[1],
+             c->out[2]);
     return PD_OK;
 }
 static double rows_work(const pd_call *c) { return (double)c->in[X]->numel * 0.8; }
@@ -94,37 +115,44 @@ static void rows_vjp(pd_vjp *v) {
     if (v->g[0]) pd_vjp_set(v, X, rows_composed(v, pd_vjp_in(v, X), v->g[0], WEIGHT));
 }
 /* Gradients by the kernel. g, gs: those of the normalised rows and of s, contiguous; gs may be NULL. gx, gy: where that
-   of s goes. mean: the number of the output; rstd is the next one. */
+   of s goes; want_sums: and the sums of the columns of gy, or, without it, of gx. mean: the number of the output; rstd
+   is the next one. */
 static void rows_by_kernel(pd_vjp *v, pd_row_norm c, pd_tensor *s, pd_tensor *g, pd_tensor *gs, pd_tensor *gx,
-                           pd_tensor *gy, int weight, int mean) {
+                           pd_tensor *gy, bool want_sums, int weight, int mean) {
     pd_tensor *w = pd_vjp_in(v, weight), *m = pd_vjp_out(v, mean), *r = pd_vjp_out(v, mean + 1);
-    pd_tensor *gw = NULL, *gb = NULL, *room = NULL;
+    pd_tensor *gw = NULL, *gb = NULL, *room = NULL, *sums = NULL;
     const rows_attrs *a = v->attrs;
     const int from = s->ndim - (int)a->dims, dims = (int)a->dims;
     const int64_t bytes = (int64_t)pd_here()->row_norm_scratch(&c);
     if (pd_vjp_needs(v, weight)) gw = pd_x_new(v, c.w, dims, s->size + from);
     if (pd_vjp_needs(v, weight + 1)) gb = pd_x_new(v, c.w, dims, s->size + from);
-    if (gw || gb) room = pd_x_new(v, PD_U8, 1, &bytes);
+    if (want_sums && a->dims == 1 && c.s != PD_F64 && c.rows > 0) sums = pd_x_new(v, PD_F32, 1, &c.n);
+    if (gw || gb || sums) room = pd_x_new(v, PD_U8, 1, &bytes);
     if (v->status) return;
     c.out = (pd_dtype)g->dtype;
     pd_here()->row_norm_grad(&c, pd_tensor_data(g), data_or_null(gs), pd_tensor_data(s), data_or_null(w),
                              pd_tensor_data(m), pd_tensor_data(r), room_or_null(gx), room_or_null(gy), room_or_null(gw),
-                             room_or_null(gb), room_or_null(room));
+                             room_or_null(gb), room_or_null(sums), room_or_null(room));
+    if (sums) v->status = pd_beside_set(gy ? gy : gx, NULL, sums);
     pd_vjp_set(v, weight, gw);
     pd_vjp_set(v, weight + 1, gb);
 }
 static void rows_fast(pd_vjp *v) {
     pd_tensor *x = pd_vjp_in(v, X), *w = pd_vjp_in(v, WEIGHT), *g = pd_x_contiguous(v, v->g[0]);
-    pd_tensor *gx = NULL, *sum = NULL;
+    pd_tensor *gx = NULL, *low = NULL, *sum = NULL;
+    pd_ahead next = {PD_NO_DTYPE, false};
     if (v->status || !g) return;
     pd_row_norm c = shape_of(x, (pd_dtype)x->dtype, NULL, w, v->attrs);
     if (pd_vjp_needs(v, X)) { /* in a residual block the stream's gradient is there already */
         sum = pd_vjp_sum(v, X);
         if (sum && !pd_tensor_is_contiguous(sum)) sum = NULL;
         gx = sum ? sum : pd_x_new(v, c.x, x->ndim, x->size);
+        next = pd_vjp_ahead(v, X, !sum);
     }
+    if (next.low != PD_NO_DTYPE) low = pd_x_new(v, c.y = next.low, x->ndim, x->size);
     if (v->status) return;
-    rows_by_kernel(v, c, x, g, sum, gx, NULL, WEIGHT, 1);
+    rows_by_kernel(v, c, x, g, sum, gx, low, next.sums, WEIGHT, 1);
+    if (low && !v->status) v->status = pd_beside_set(gx, low, NULL);
     if (!sum) pd_vjp_set(v, X, gx);
 }
 
@@ -132,6 +160,7 @@ const pd_op pd_op_norm_rows = {
     .sig = "norm_rows(Tensor input, Tensor? weight, Tensor? bias, int dims, float eps, bool rms, dtype dtype)",
     .doc = "layer_norm (rms_norm) of the contiguous rows in the last `dims` dims, in this dtype.",
     .nout = 3,
+    .reads_low = 1 + 0,
     .save = PD_SAVE_IN(X) | PD_SAVE_IN(WEIGHT) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
     .flags = PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(rows_attrs),
@@ -152,16 +181,14 @@ static pd_status sum_infer(pd_call *c) {
     const pd_dtype t = pd_dtype_promote((pd_dtype)x->dtype, (pd_dtype)c->in[OTHER]->dtype);
     const int64_t rows = rows_in(x, a->dims);
     PD_TRY(pd_out_like(c, 0, t, x));
-    PD_TRY(pd_out_like(c, 1, (pd_dtype)a->dtype, x));
+    PD_TRY(out_normed(c, 1, x));
     PD_TRY(pd_out_shape(c, 2, pd_dtype_computed(t), 1, &rows));
     return pd_out_shape(c, 3, pd_dtype_computed(t), 1, &rows);
 }
 static pd_status sum_kernel(const pd_call *c) {
     pd_tensor *x = c->in[X], *y = c->in[OTHER], *w = c->in[SUM_WEIGHT];
-    pd_row_norm s = shape_of(c->out[0], (pd_dtype)x->dtype, y, w, c->attrs);
-    pd_here()->row_norm(&s, pd_tensor_data(x), pd_tensor_data(y), data_or_null(w), data_or_null(c->in[SUM_BIAS]),
-                        pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]), pd_tensor_data(c->out[2]),
-                        pd_tensor_data(c->out[3]));
+    run_rows(shape_of(c->out[0], (pd_dtype)x->dtype, y, w, c->attrs), x, y, w, c->in[SUM_BIAS], c->out[0], c->out[1],
+             c->out[2], c->out[3]);
     return PD_OK;
 }
 static void sum_vjp(pd_vjp *v) {
@@ -192,7 +219,7 @@ static void sum_fast(pd_vjp *v) {
     if (v->status) return;
     pd_tensor *gx = to[X] ? to[X] : to[OTHER], *gy = to[OTHER] == gx ? NULL : to[OTHER];
     if (!to[X]) c.x = c.y;
-    rows_by_kernel(v, c, s, g, gs, gx, gy, SUM_WEIGHT, 2);
+    rows_by_kernel(v, c, s, g, gs, gx, gy, to[OTHER] && pd_vjp_ahead(v, OTHER, true).sums, SUM_WEIGHT, 2);
     pd_vjp_set(v, X, to[X]);
     pd_vjp_set(v, OTHER, to[OTHER]);
 }
@@ -203,6 +230,7 @@ const pd_op pd_op_add_norm_rows = {
         "dtype dtype)",
     .doc = "(input + other, norm_rows of that) for contiguous tensors of one shape.",
     .nout = 4,
+    .reads_low = 1 + 1,
     .save = PD_SAVE_IN(SUM_WEIGHT) | PD_SAVE_OUT(0) | PD_SAVE_OUT(2) | PD_SAVE_OUT(3),
     .flags = PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(rows_attrs),

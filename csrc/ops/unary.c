@@ -31,6 +31,8 @@ static void fused(pd_vjp *v, pd_unary fn, pd_tensor *saved) {
     pd_tensor *t[3] = {gx, g, saved};
     pd_loop l;
     pd_loop_build(&l, 3, t);
+    pd_x_sums(v, 0, gx, &l);
+    if (v->status) return;
     pd_here()->unary_grad(fn, (pd_dtype)saved->dtype, &l);
     pd_vjp_set(v, 0, gx);
 }

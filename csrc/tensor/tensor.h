@@ -78,6 +78,10 @@ static inline const char *pd_tensor_shape(const pd_tensor *t) { return pd_shape_
 static inline bool pd_tensor_same_shape(const pd_tensor *a, const pd_tensor *b) {
     return pd_shape_equal(a->ndim, a->size, b->ndim, b->size);
 }
+/* The same shape and strides. */
+static inline bool pd_tensor_same_layout(const pd_tensor *a, const pd_tensor *b) {
+    return pd_tensor_same_shape(a, b) && pd_shape_equal(a->ndim, a->stride, b->ndim, b->stride);
+}
 /* Whether two elements of t may share memory, as in an expanded tensor. True also for strides that interleave without
    ever meeting. */
 bool pd_tensor_overlaps_itself(const pd_tensor *t);

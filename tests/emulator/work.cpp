@@ -55,6 +55,12 @@ static bool is_again(const pd_loop *l, int k) { /* the same operand as one befor
             return true;
     return false;
 }
+/* Each part of a long axis writes its result, of `wide` bytes, which the last one reads. */
+static void add_parts(pd_work *w, const cut &c, const pd_block &b, double wide) {
+    const double bytes = c.parts > 1 ? (double)(c.parts * b.outer * b.inner) * wide : 0;
+    w->read += bytes;
+    w->written += bytes;
+}
 static pd_work each(std::string kind, const pd_loop *l, double to, double a, double b, double c) {
     double size[] = {to, a, b, c};
     for (int k = 1; k < l->nop && l->mixed; k++) size[k] = size_of((pd_dtype)l->type[k]);
@@ -67,6 +73,13 @@ static pd_work each(std::string kind, const pd_loop *l, double to, double a, dou
     w.written = elements(l, 0) * to;
     for (int k = 1; k < l->nop; k++)
         if (!is_again(l, k)) w.read += elements(l, k) * size[k];
+    if (l->sums) {
+        const pd_block b = {1, l->numel / l->columns, l->columns};
+        bool aligned = true;
+        for (int k = 0; k < l->nop; k++) aligned = aligned && (l->cells >> k & 1 || (uintptr_t)l->ptr[k] % 16 == 0);
+        add_parts(&w, cut_of(&b, aligned, (size_t)to), b, 4);
+        w.written += 4 * (double)l->columns;
+    }
     return w;
 }
 static pd_work each(std::string kind, const pd_loop *l, double size) { return each(kind, l, size, size, size, size); }
@@ -139,13 +152,13 @@ static pd_work work_of(row_range, pd_dtype t, void *, int64_t n, double, double)
     return {"range", 0, (double)n * size_of(t), 0, n > 0};
 }
 
-/* Each part of a long axis writes its result, which the last one reads. */
 static pd_work folded(std::string kind, pd_block b, const void *x, double size, double wide, double out) {
     const double count = (double)(b.outer * b.inner);
     if (count <= 0) return {kind, 0, 0, 0, 0};
-    const cut c = cut_of(&b, x, (size_t)size);
-    const double parts = c.parts > 1 ? (double)c.parts * count * wide : 0;
-    return {kind, count * (double)b.n * size + parts, count * out + parts, 0, 1};
+    const size_t vector = (size_t)size * (size_t)vector_of((size_t)size);
+    pd_work w = {kind, count * (double)b.n * size, count * out, 0, 1};
+    add_parts(&w, cut_of(&b, (uintptr_t)x % vector == 0, (size_t)size), b, wide);
+    return w;
 }
 static pd_work work_of(row_fold, pd_fold, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *) {
     double wide = t == PD_F32 || t == PD_F16 || t == PD_BF16 ? 4 : 8;
@@ -318,30 +331,31 @@ static double reads_of(const pd_row_norm *c, int passes, double row) {
 }
 /* Up to three passes: the mean, the deviation, the result. */
 static pd_work work_of(row_row_norm, const pd_row_norm *c, const void *, const void *y, const void *w, const void *b,
-                       void *, void *, void *, void *) {
+                       void *, void *, void *low, void *, void *) {
     const double rows = (double)c->rows, x = row_of(c->x, c), s = y ? row_of(c->s, c) : 0, T = wide_size(c->s);
     if (rows * x <= 0) return {kind(y ? "add, norm" : "norm", c->s), 0, 0, 0, 0};
     return {kind(y ? "add, norm" : "norm", c->s),
             rows * (x * (y ? 1 : reads_of(c, c->rms ? 2 : 3, x)) + (y ? row_of(c->y, c) : 0) +
                     s * (reads_of(c, 3, s) - 1)) +
                 row_of(c->w, c) * ((w != nullptr) + (b != nullptr)),
-            rows * (s + row_of(c->out, c) + 2 * T), 0, 1};
+            rows * (s + row_of(c->out, c) + (low ? row_of(c->low, c) : 0) + 2 * T), 0, 1};
 }
-/* One pass; the parts of gw and gb are written and read. */
+/* One pass; the parts of gw, gb and sums are written and read. */
 static pd_work work_of(row_row_norm_grad, const pd_row_norm *c, const void *, const void *gs, const void *,
-                       const void *w, const void *, const void *, void *gx, void *gy, void *gw, void *gb, void *) {
+                       const void *w, const void *, const void *, void *gx, void *gy, void *gw, void *gb,
+                       float *sums, void *) {
     const int64_t length = c->rows <= 8 * 256 ? 8 : (c->rows + 255) / 256;
     const double rows = (double)c->rows, T = wide_size(c->s), row = row_of(c->out, c) + row_of(c->s, c),
-                 parts = 2 * (double)((c->rows + length - 1) / length) * (double)c->n * T;
+                 parts = (sums ? 3 : 2) * (double)((c->rows + length - 1) / length) * (double)c->n * T;
     pd_work of = {kind("norm", c->s, ", backward"), 0, 0, 0, 0};
     if (rows * row <= 0) return of;
     of.read = rows * (row * (gx ? reads_of(c, 2, row) : 1) + (gx && gs ? row_of(c->s, c) : 0) + 2 * T) +
               (w ? row_of(c->w, c) : 0);
     of.written = rows * ((gx ? row_of(c->x, c) : 0) + (gy ? row_of(c->y, c) : 0));
     of.launches = 1;
-    if (!gw && !gb) return of;
+    if (!gw && !gb && !sums) return of;
     of.read += parts;
-    of.written += parts + row_of(c->w, c) * ((gw != nullptr) + (gb != nullptr));
+    of.written += parts + row_of(c->w, c) * ((gw != nullptr) + (gb != nullptr)) + (sums ? 4 * (double)c->n : 0);
     return of;
 }
 

@@ -26,6 +26,18 @@ def both(function, *inputs):
     return run
 
 
+def residual(width, x):
+    """Norms that write 16-bit copies of results and gradients, and sums of columns."""
+    norm, first, second = nn.LayerNorm(width).cuda(), nn.Linear(width, 8).cuda(), nn.Linear(8, width).cuda()
+
+    def run():
+        with pydist.autocast("cuda", dtype=HALF):
+            y = x + second(F.relu(F.gelu(first(norm(x)))))
+            norm(norm(y) + y.detach()).sum().backward()
+
+    return run
+
+
 def optimizer(cls, **options):
     parameters = [new(300) for _ in range(3)]
     for p in parameters:
@@ -50,6 +62,8 @@ def calls():
     yield "complex", lambda: pydist.complex(x, y).abs()
     yield "softmax", both(lambda p: F.softmax(p, -1) + F.log_softmax(p, 0), new(30, 40))
     yield "rms_norm", both(lambda p, w: F.rms_norm(p, (40,), w), new(70, 40), new(40))
+    for width, length in ((40, 300), (33, 70), (1064, 20)):
+        yield f"a residual block of {width}", residual(width, new(length, width))
     args = new(70, 40, dtype=HALF), new(40, dtype=HALF), new(40, dtype=HALF)
     yield "layer_norm", both(lambda p, w, b: F.layer_norm(p, (40,), w, b), *args)
     yield "layer_norm without weights", both(lambda p: F.layer_norm(p, (40,)), new(70, 40))

@@ -6,9 +6,11 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 
 import pydist
+from lib import beside
 from pydist import amp, nn
 from pydist.nn import functional as F
 
@@ -558,3 +560,23 @@ def test_default_backends():
     assert dist.is_backend_available("gloo") and not dist.is_backend_available("ucc")
     with pytest.raises(ValueError, match="not registered for device : mps"):
         dist.get_default_backend_for_device("mps")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_products_read_what_norms_wrote_in_16_bits(dtype):
+    beside.check_copies_are_casts("cpu", getattr(pydist, dtype))
+
+
+def test_a_norms_copy_is_not_read_after_a_write():
+    beside.check_stale_copies_are_not_read("cpu")
+    x, product = pydist.randn(5, 24), pydist.randn(7, 24)
+    for share in (lambda h: h.numpy(), lambda h: np.from_dlpack(h)):
+        with pydist.autocast("cpu", dtype=pydist.bfloat16):
+            h = F.layer_norm(x, (24,))
+            shared = share(h)
+            shared[:] = 3
+            assert F.linear(h, product).tolist() == F.linear(h.clone(), product).tolist()
+
+
+def test_gradients_through_a_norms_copy():
+    beside.check_gradients("cpu")
