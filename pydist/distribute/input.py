@@ -2,6 +2,8 @@
 on all ranks."""
 
 import contextlib
+import copy
+import logging
 import random
 import struct
 import sys
@@ -10,7 +12,7 @@ from array import array
 
 from pydist import _C
 from pydist.distribute.options import InputContext, InputReplicationMode
-from pydist.distribute.shares import Share, rows_of, share_of
+from pydist.distribute.shares import Share, bounds, rows_of, share_of
 from pydist.distribute.survival import event
 from pydist.distribute.values import PerReplica
 from pydist.utils._pytree import tree_flatten
@@ -111,9 +113,43 @@ def shard_policy(dataset):
     return getattr(policy, "name", policy) or "AUTO"
 
 
+_log = logging.getLogger("pydist.distribute")
+
+
+def _is_pipeline(dataset):
+    data = sys.modules.get("pydist.data")
+    return data is not None and isinstance(dataset, data.Dataset)
+
+
+def own_rows(dataset, group):
+    """((rank, ranks), the data set of this rank's rows of each batch), or None where its plan does not allow it. The plan has
+    to read by number and to end in `batch`, but for steps that do not look into batches."""
+    if not _is_pipeline(dataset) or not dataset._node.indexed:
+        return None
+    from pydist.data import Dataset, batch, order
+
+    above, step = [], dataset._node
+    while isinstance(step, (order.Prefetch, order.Repeat, order.Skip, order.Take)):
+        above.append(step)
+        step = step.input
+    if type(step) is not batch.Batch or step.part is not None:
+        return None
+    made = batch.Batch(step.input, step.size, step.drop, (group.rank, group.size))
+    for one in reversed(above):
+        one = copy.copy(one)
+        one.inputs = (made,)
+        made = one
+    mine = Dataset(made, dataset._options)
+    mine._base = dataset._base  # the seed of random operations in functions
+    return (group.rank, group.size), mine
+
+
 class DistributedDataset:
     """What `experimental_distribute_dataset` returns: an iterable. Each element is an element of the dataset with
-    PerReplica parts where the process has several replicas, else with this rank's rows."""
+    PerReplica parts where the process has several replicas, else with this rank's rows.
+
+    Where a pydist.data.Dataset reads by number and ends in `batch`, a rank makes its own rows only.
+    """
 
     def __init__(self, strategy, dataset, options=None):
         if not hasattr(dataset, "__iter__"):
@@ -122,7 +158,11 @@ class DistributedDataset:
             )
         self._check_options(options)
         self._strategy, self._dataset = strategy, dataset
-        self._policy = shard_policy(dataset)
+        self._policy, self._mine = shard_policy(dataset), None
+        if self._policy != "OFF" and strategy._group is not None:
+            self._mine = own_rows(dataset, strategy._group)
+            if self._mine is None and _is_pipeline(dataset):
+                _log.info("experimental_distribute_dataset: each rank makes whole batches and keeps its rows of them")
 
     @staticmethod
     def _check_options(options):
@@ -133,7 +173,12 @@ class DistributedDataset:
     _op = "experimental_distribute_dataset"
 
     def __iter__(self):
-        return DistributedIterator(self._strategy, self._dataset, self._op, self._divide, self._policy)
+        strategy = self._strategy
+        if self._mine is not None and strategy._group is not None:
+            if self._mine[0] != (strategy._group.rank, strategy._group.size):  # ranks have died since
+                self._mine = own_rows(self._dataset, strategy._group)
+            return DistributedIterator(strategy, _MyRows(self._mine[1], len(strategy._devices)), self._op, None, "MINE")
+        return DistributedIterator(strategy, self._dataset, self._op, self._divide, self._policy)
 
     def _divide(self, tensors, rows):
         """The tensors of each local replica."""
@@ -191,6 +236,25 @@ class _several:
             yield batches + [([t[:0] for t in tensors], spec, 0)] * (self._count - len(batches))
 
 
+class _MyRows:
+    """This rank's rows of each batch as a batch for each local replica. `check`: of its seeds, its pass and its steps."""
+
+    def __init__(self, dataset, count):
+        self._dataset, self._count = dataset, count
+
+    def __iter__(self):
+        iterator = iter(self._dataset)
+        state, steps = iterator.state_dict(), self._dataset._node.steps()
+        told = [state[name] for name in ("epoch", "base", "seeds")], [(step.name, step.count()) for step in steps]
+        self.check = zlib.crc32(repr(told).encode())
+        return self._batches(iterator)
+
+    def _batches(self, iterator):
+        for element in iterator:
+            tensors, spec, rows = as_rows(element, DistributedDataset._op)
+            yield [([t[a:b] for t in tensors], spec, b - a) for a, b in bounds(rows, self._count)]
+
+
 class DistributedIterator:
     """One pass over a distributed dataset. Before each step the ranks compare 32 bytes: how many rows each has, the
     element's structure, and a checksum of its first and last row."""
@@ -209,18 +273,25 @@ class DistributedIterator:
     def _fetch(self):
         """(batches by local replica or [(tensors, spec, rows)] of the global batch, or None at the end)."""
         if self._iterator is None:
-            group = self._strategy._group
-            with same_numbers(group) if group is not None and self._policy != "OWN" else contextlib.nullcontext():
+            with self._numbers():
                 self._iterator = iter(self._source)
                 return self._next_of_source()
         return self._next_of_source()
+
+    def _numbers(self):
+        """What random numbers the first element is made with: rank 0's, unless ranks have data sets of their own."""
+        if self._strategy._group is None or self._policy == "OWN":
+            return contextlib.nullcontext()
+        if self._policy == "MINE" or _is_pipeline(self._source):
+            return RankZeroDraws(self._strategy)
+        return same_numbers(self._strategy._group)
 
     def _next_of_source(self):
         try:
             element = next(self._iterator)
         except StopIteration:
             return None
-        return element if self._policy == "OWN" else [as_rows(element, self._op)]
+        return element if self._policy in ("OWN", "MINE") else [as_rows(element, self._op)]
 
     def __next__(self):
         parts, spec, _, _ = self.next_parts()
@@ -243,7 +314,7 @@ class DistributedIterator:
             raise StopIteration
         self._step += 1
         tensors, spec, rows = batches[0]
-        if self._policy != "OWN":
+        if self._policy not in ("OWN", "MINE"):
             return self._divide(tensors, rows), spec, self._share(rows), tensors
         return [tensors for tensors, _, _ in batches], spec, self._own_share([n for _, _, n in batches]), None
 
@@ -257,7 +328,8 @@ class DistributedIterator:
     def _own_share(self, rows):
         by_rank, local = self._rows if self._strategy._group is not None else [sum(rows)], len(rows)
         first = next((local * rank for rank, n in enumerate(by_rank) if n > 0), 0)
-        return Share(rows, sum(n for n in by_rank if n > 0), self._strategy.num_replicas_in_sync, first)
+        by_rank = [max(n, 0) for n in by_rank]
+        return Share(rows, sum(by_rank), self._strategy.num_replicas_in_sync, first, by_rank)
 
     def _agree(self, batches, error):
         """The batches with which this rank takes part in the step; None at the end on all ranks. Raises an error on all
@@ -266,7 +338,10 @@ class DistributedIterator:
         rows = sum(rows for _, _, rows in batches) if batches else _FAILED if error is not None else _MISSING
         described = _described(*batches[0][:2]) if batches else ""
         word = zlib.crc32(described.encode())
-        checksum = 0 if own or not batches or self._policy == "OFF" else _checksum(batches[0][0], rows)
+        if self._policy == "MINE":
+            checksum = getattr(self._source, "check", 0)
+        else:
+            checksum = 0 if own or not batches or self._policy == "OFF" else _checksum(batches[0][0], rows)
         table = event(self._strategy, lambda: self._compared(array("q", [rows, word, checksum, own])))
         self._rows = all_rows = list(table[0::4])
         if _FAILED in all_rows:
@@ -312,19 +387,20 @@ class DistributedIterator:
         return found
 
     def _check_same(self, all_rows, checksums):
-        for rank, (rows, checksum) in enumerate(zip(all_rows, checksums)):
-            if rows != all_rows[0]:
-                said = [f"{n} rows" if n >= 0 else "no more rows" for n in (all_rows[0], rows)]
-                raise ValueError(
-                    f"{self._op}: rank 0 has {said[0]}, rank {rank} {said[1]} in step {self._step} (expected "
-                    "the same dataset on all ranks; "
-                    "distribute_datasets_from_function takes one of each rank's own)"
-                )
+        expected = [all_rows[0]] * len(all_rows)
+        if self._policy == "MINE" and min(all_rows) >= 0:  # each rank's part of a batch
+            expected = [b - a for a, b in bounds(sum(all_rows), len(all_rows))]
+        if all_rows != expected:
+            said = ", ".join(f"rank {r} has {n if n >= 0 else 'no more'} rows" for r, n in enumerate(all_rows))
+            raise ValueError(
+                f"{self._op}: {said} in step {self._step} (expected the same dataset on all ranks; "
+                "distribute_datasets_from_function takes one of each rank's own)"
+            )
+        for rank, checksum in enumerate(checksums):
             if checksum != checksums[0]:
                 raise ValueError(
-                    f"{self._op}: rank {rank} has other rows than rank 0 in step {self._step} (expected the "
-                    "same order on all "
-                    "ranks: seed the shuffle; distribute_datasets_from_function takes one of each rank's own)"
+                    f"{self._op}: rank {rank} has other rows than rank 0 in step {self._step} (expected the same order on "
+                    "all ranks: seed the shuffle; distribute_datasets_from_function takes one of each rank's own)"
                 )
 
     def _filled(self, batches, some_ended, source):

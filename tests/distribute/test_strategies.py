@@ -8,6 +8,7 @@ import pytest
 
 import pydist
 from pydist import distribute, nn, optim
+from pydist.data import Dataset
 from pydist.distribute import MirroredStrategy, PerReplica, runner
 from pydist.testing import run_ranks as ranks
 from pydist.utils.data import DataLoader, TensorDataset
@@ -306,8 +307,8 @@ def test_datasets_that_differ_between_ranks():
         return f"{caught.type.__name__}: {caught.value}"
 
     said = {
-        "length": r"ValueError: .*rank 0 has no more rows, rank 1 8 rows in step 1",
-        "rows": r"ValueError: .*rank 0 has 4 rows, rank 1 5 rows in step 0",
+        "length": r"ValueError: .*rank 0 has no more rows, rank 1 has 8 rows in step 1",
+        "rows": r"ValueError: .*rank 0 has 4 rows, rank 1 has 5 rows in step 0",
         "order": r"ValueError: .*rank 1 has other rows than rank 0 in step 0 .expected the same order",
         "spec": r"ValueError: .*rank \d has elements .* rank \d .*in step 0",
         "raises": r"RuntimeError: .*dataset of rank 0 has raised an error in step 0|ZeroDivisionError",
@@ -553,3 +554,46 @@ def test_cross_replica_optimizer_of_keras():
     assert ranks(2, work) == [[[1.5], None]] * 2
     with pytest.raises(TypeError, match="expected an optimizer"):
         distribute.CrossReplicaOptimizer(3)
+
+
+@pytest.mark.parametrize("steps", [lambda ds: ds, lambda ds: ds.repeat(2).prefetch(2), lambda ds: ds.skip(1).take(7)])
+def test_a_pipeline_makes_a_rank_its_own_rows_only(steps):
+    """In the order of one replica, whatever their number; and with the seed of rank 0."""
+
+    def work(rank, world=1):
+        touched = []
+
+        def look(x):
+            touched.append(int(x))
+            return x
+
+        strategy = MirroredStrategy() if world > 1 else distribute.get_strategy()
+        pydist.manual_seed(7 + rank)
+        pipeline = steps(Dataset.range(103).shuffle(103).map(look).batch(8))
+        seen = []
+        for _ in range(2):
+            for part in strategy.experimental_distribute_dataset(pipeline):
+                seen.append(part.tolist())
+        return seen, touched
+
+    alone, _ = work(0)
+    for world in (2, 3):
+        found = ranks(world, work, world)
+        together = [sum((seen[i] for seen, _ in found), []) for i in range(len(found[0][0]))]
+        assert together == alone
+        assert all(set(touched) <= {*sum(seen, []), touched[0]} for seen, touched in found)
+
+
+def test_pipelines_that_differ_between_ranks():
+    def work(rank, make):
+        strategy = MirroredStrategy()
+        for _ in strategy.experimental_distribute_dataset(make(rank)):
+            pass
+
+    for make, text in (
+        (lambda rank: Dataset.range(20).batch(8 + 8 * rank), "rank 0 has 4 rows, rank 1 has 8 rows in step 0"),
+        (lambda rank: Dataset.range(20).batch(8 + 2 * rank), "rank 1 has other rows than rank 0 in step 0"),
+        (lambda rank: Dataset.range(20).shuffle(20, seed=rank).batch(8), "rank 1 has other rows than rank 0"),
+    ):
+        with pytest.raises(pydist.testing.RankFailed, match=text):
+            ranks(2, work, make)
