@@ -397,7 +397,7 @@ pd_status pd_apply_to(const pd_def *def, pd_tensor *const *in, int nin, const vo
     PD_TRY(apply(&c));
     for (int i = 0; i < c.nout; i++) out[i] = c.out[i];
     if (nout) *nout = c.nout;
-    if (pd_timespan_is_on(&span)) pd_timespan_end_op(&span, PD_SPAN_OP, def, in, nin, out, c.nout);
+    if (pd_timespan_is_on(&span)) pd_timespan_end_op(&span, PD_SPAN_OP, def, attrs, in, nin, out, c.nout);
     return PD_OK;
 }
 
@@ -533,6 +533,6 @@ static pd_status apply_into(const pd_def *def, pd_tensor *const *in, int nin, co
 pd_status pd_apply_into(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *into) {
     pd_timespan span = pd_timespan_begin();
     pd_status status = apply_into(def, in, nin, attrs ? attrs : def->defaults, into);
-    if (pd_timespan_is_on(&span) && !status) pd_timespan_end_op(&span, PD_SPAN_INPLACE, def, in, nin, &into, 1);
+    if (pd_timespan_is_on(&span) && !status) pd_timespan_end_op(&span, PD_SPAN_INPLACE, def, attrs, in, nin, &into, 1);
     return status;
 }

@@ -1,6 +1,7 @@
 #include "autograd/autocast.h"
 
 #include "autograd/engine_impl.h"
+#include "autograd/program.h"
 #include "base/mem.h"
 
 _Thread_local pd_autocast_state pd_autocast = {PD_NO_DTYPE, false, true, -1};
@@ -200,6 +201,7 @@ pd_status pd_autocast_apply(const pd_def *def, pd_tensor *const *in, int nin, co
     int back = def->op->cast == PD_CAST_BACK && !was.cuda && may_cast(in[0]) ? in[0]->dtype : PD_NO_DTYPE, count = 0;
     if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *cast * 2 * (size_t)nin, def->name, &cast));
     pd_tensor **own = cast + nin;
+    uint32_t mark = pd_timespan_mark;
     pd_status status = PD_OK;
     for (int i = 0; i < nin; i++) own[i] = NULL;
     for (int i = 0; i < nin && !status; i++) {
@@ -217,6 +219,7 @@ pd_status pd_autocast_apply(const pd_def *def, pd_tensor *const *in, int nin, co
         if (status) release_all(out + 1, count - 1);
     }
     pd_autocast = was;
+    if (!status && pd_is_recording()) pd_record_op(mark, def, attrs, in, nin, out, count);
     if (nout) *nout = count;
     release_all(own, nin);
     if (cast != few) pd_free(cast);

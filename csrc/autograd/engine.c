@@ -7,6 +7,7 @@
 #include "autograd/beside.h"
 #include "autograd/engine_impl.h"
 #include "autograd/nan.h"
+#include "autograd/program.h"
 #include "autograd/spans.h"
 #include "base/mem.h"
 
@@ -426,5 +427,7 @@ pd_status pd_engine_run(const pd_backward *b) {
     PD_TRY(pd_run_open(&r, b));
     pd_status status = turn(&r, true);
     pd_timespan_end(&span, PD_SPAN_CALL, "backward", 0);
-    return pd_run_close(&r, status);
+    status = pd_run_close(&r, status);
+    if (pd_timespan_is_on(&span) && !status) pd_record_backward(span.mark, b);
+    return status;
 }

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "autograd/program.h"
+
 enum { ROOM = 512 }; /* for the shapes of a call; those that do not fit are left out */
 
 typedef struct dims { int64_t v[ROOM]; size_t n; } dims;
@@ -35,8 +37,11 @@ static void end(const pd_timespan *s, pd_timespan_kind kind, const char *name, i
 }
 
 /* Work that an op does by calling other ops is counted by those. */
-void pd_timespan_end_op(const pd_timespan *s, pd_timespan_kind kind, const pd_def *def, pd_tensor *const *in, int nin,
-                   pd_tensor *const *out, int nout) {
+void pd_timespan_end_op(const pd_timespan *s, pd_timespan_kind kind, const pd_def *def, const void *attrs,
+                        pd_tensor *const *in, int nin, pd_tensor *const *out, int nout) {
+    if (kind == PD_SPAN_OP) pd_record_op(s->mark, def, attrs, in, nin, out, nout);
+    else pd_record_op_into(s->mark, def, attrs, in, nin, out[0]);
+    if (!pd_profile_is_on()) return;
     int64_t bytes = def->op->kernel ? bytes_of(in, nin) + bytes_of(out, nout) : 0;
     end(s, kind, def->name, bytes, out, nout, in, nin);
 }

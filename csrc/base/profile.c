@@ -13,6 +13,7 @@ const char *const pd_timespan_kind_names[PD_SPAN_KINDS] = {"op",   "in place", "
 static const char *const other = "(other names)";
 
 atomic_uint pd_profile_run;
+_Thread_local uint32_t pd_timespan_mark;
 
 static struct {
     pthread_mutex_t lock; /* of all below */
@@ -40,8 +41,10 @@ static void at_start(void) { pthread_atfork(NULL, NULL, in_child); }
 /* ---- spans ------------------------------------------------------------------------------------------------------- */
 
 pd_timespan pd_timespan_open(unsigned run) {
+    if (!(run & ~PD_TIMESPAN_TRACED)) return (pd_timespan){.run = run, .mark = pd_timespan_mark};
     uint32_t gpu = p.how.gpu_begin ? p.how.gpu_begin() : 0;
-    return (pd_timespan){.held = p.how.held ? p.how.held() : 0, .gpu = gpu, .run = run, .begin = pd_os_now()};
+    return (pd_timespan){.held = p.how.held ? p.how.held() : 0, .gpu = gpu, .run = run, .mark = pd_timespan_mark,
+                         .begin = pd_os_now()};
 }
 
 /* A copy of the text that lives as long as the recording. */
@@ -64,9 +67,15 @@ static int64_t keep_dims(const int64_t *dims, size_t n) {
     return (int64_t)(p.ndims - n);
 }
 
+/* Whether the profiler's recording in which it began goes on. */
+static bool is_current(const pd_timespan *s) {
+    unsigned run = atomic_load_explicit(&pd_profile_run, memory_order_relaxed);
+    return (run & ~PD_TIMESPAN_TRACED) && !((run ^ s->run) & ~PD_TIMESPAN_TRACED);
+}
+
 void pd_timespan_close(const pd_timespan *s, pd_timespan_kind kind, const char *name, int64_t bytes,
                        const int64_t *dims, size_t ndims, const int64_t *lane) {
-    if (atomic_load_explicit(&pd_profile_run, memory_order_relaxed) != s->run) return;
+    if (!is_current(s)) return;
     pd_event e = {.begin = s->begin, .end = pd_os_now(), .bytes = bytes, .kind = kind};
     if (p.how.held) e.held = p.how.held() - s->held;
     if (p.how.stack && !lane) e.stack = p.how.stack();
@@ -74,7 +83,7 @@ void pd_timespan_close(const pd_timespan *s, pd_timespan_kind kind, const char *
     if (!thread) thread = pd_os_thread_id();
     e.lane = lane ? *lane : thread;
     pthread_mutex_lock(&p.lock);
-    if (atomic_load_explicit(&pd_profile_run, memory_order_relaxed) == s->run) {
+    if (is_current(s)) {
         if (p.count == p.how.most || pd_grow(&p.events, &p.cap, p.count + 1, sizeof e, "profiler")) {
             p.dropped++;
         } else {
@@ -104,12 +113,12 @@ static void clear(void) {
 pd_status pd_profile_start(const pd_profile *how) {
     pthread_once(&once, at_start);
     pthread_mutex_lock(&p.lock);
-    bool on = atomic_load(&pd_profile_run);
+    bool on = pd_profile_is_on();
     if (!on) {
         clear();
         p.how = *how;
-        if (!++p.runs) p.runs = 1;
-        atomic_store(&pd_profile_run, p.runs);
+        if (++p.runs == PD_TIMESPAN_TRACED) p.runs = 1;
+        atomic_fetch_or(&pd_profile_run, p.runs);
     }
     pthread_mutex_unlock(&p.lock);
     return on ? pd_fail(PD_E_RUNTIME, "profiler: another profiler is running (expected to be stopped first)") : PD_OK;
@@ -117,7 +126,7 @@ pd_status pd_profile_start(const pd_profile *how) {
 
 void pd_profile_stop(void) {
     pthread_mutex_lock(&p.lock);
-    atomic_store(&pd_profile_run, 0);
+    atomic_fetch_and(&pd_profile_run, PD_TIMESPAN_TRACED);
     pthread_mutex_unlock(&p.lock);
 }
 
@@ -133,6 +142,6 @@ const int64_t *pd_profile_dims(const pd_event *e) { return p.dims + e->dims - 1;
 
 void pd_profile_clear(void) {
     pthread_mutex_lock(&p.lock);
-    if (!atomic_load(&pd_profile_run)) clear();
+    if (!pd_profile_is_on()) clear();
     pthread_mutex_unlock(&p.lock);
 }

@@ -24,8 +24,9 @@ extern const char *const pd_timespan_kind_names[PD_SPAN_KINDS];
 
 typedef struct pd_timespan {
     int64_t begin, held;
-    unsigned run; /* 0: the profiler was off at its begin */
-    uint32_t gpu; /* what gpu_begin returned */
+    unsigned run;  /* pd_profile_run at its begin */
+    uint32_t gpu;  /* what gpu_begin returned */
+    uint32_t mark; /* pd_timespan_mark at its begin */
 } pd_timespan;
 
 typedef struct pd_event {
@@ -63,7 +64,12 @@ const pd_event *pd_profile_events(size_t *count, uint64_t *dropped);
 const int64_t *pd_profile_dims(const pd_event *e);
 void pd_profile_clear(void); /* frees the events; the profiler has to be stopped */
 
-extern atomic_uint pd_profile_run; /* 0: off; else the number of this recording */
+/* 0: nobody wants spans; else the number of the profiler's recording, and PD_TIMESPAN_TRACED while a thread records a
+   program (autograd/program.h), which learns of calls by the same check. */
+extern atomic_uint pd_profile_run;
+#define PD_TIMESPAN_TRACED (1u << 31)
+extern _Thread_local uint32_t pd_timespan_mark; /* set by the recorder of programs, for itself */
+static inline bool pd_profile_is_on(void) { return (pd_profile_run & ~PD_TIMESPAN_TRACED) != 0; }
 
 /* For the inline functions below. */
 pd_timespan pd_timespan_open(unsigned run);

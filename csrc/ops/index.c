@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "autograd/program.h"
 #include "base/mem.h"
 #include "ops/block.h"
 
@@ -13,6 +14,7 @@ typedef pd_status (*mask_fn)(const char *op, const pd_tensor *mask, pd_tensor **
 static pd_status read_mask(const char *op, pd_tensor *mask, mask_fn f, int nout, pd_tensor **out) {
     const pd_device *there = pd_device_here;
     pd_tensor *m, *near;
+    if (pd_is_recording()) pd_record_refuse("%s: the values of a mask decide about a shape", op);
     PD_TRY(pd_check_data(op, mask->storage->device)); /* how many are true would be the result's shape */
     PD_TRY(pd_contiguous(mask, &m));
     pd_status status = pd_move(m, &pd_device_cpu, PD_WAIT, &near); /* the host has to know how many are true */

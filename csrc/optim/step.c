@@ -1,8 +1,10 @@
 #include "optim/step.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 #include "autograd/autocast.h"
+#include "autograd/program.h"
 #include "base/host.h"
 #include "base/mem.h"
 #include "base/profile.h"
@@ -232,9 +234,59 @@ static void let_all_go(const pd_step_lists *l, pd_storage **held) {
     for (int64_t i = 0; i < 5 * l->count; i++) pd_storage_release(held[i]);
 }
 
+/* ---- for recorded programs (autograd/program.h) ------------------------------------------------------------------ */
+
+enum { LISTS = 5, NUMBERS = 8, METHOD_BYTES = 128 };
+typedef struct step_attrs {
+    int64_t count;
+    uint64_t chance;
+    int64_t lists; /* bit k: there is a list k of params, m, v, w, grads */
+    uint64_t numbers[METHOD_BYTES / 8]; /* those of the method */
+} step_attrs;
+
+/* in: the lists, then skip, lr, step, own and now. */
+static pd_step_lists lists_of(const step_attrs *a, pd_tensor *const *in) {
+    pd_tensor *const *list[LISTS] = {NULL};
+    for (int k = 0; k < LISTS; k++)
+        if (a->lists >> k & 1) list[k] = in, in += a->count;
+    return (pd_step_lists){.params = list[0], .m = list[1], .v = list[2], .w = list[3], .grads = list[4],
+                           .count = a->count, .chance = a->chance, .skip = in[0], .lr = in[1], .step = in[2],
+                           .own = {in[3], in[4]}, .now = {in[5], in[6], in[7]}};
+}
+
+static void record(uint32_t mark, const pd_instr_kind *kind, const pd_step_lists *l, const void *method, size_t bytes) {
+    pd_tensor *const *lists[LISTS] = {l->params, l->m, l->v, l->w, l->grads}, **in, **to;
+    pd_tensor *numbers[] = {l->skip, l->lr, l->step, l->own[0], l->own[1], l->now[0], l->now[1], l->now[2]};
+    step_attrs a = {.count = l->count, .chance = l->chance};
+    memcpy(a.numbers, method, bytes);
+    if (pd_malloc(sizeof *in * ((size_t)l->count * LISTS + NUMBERS), "program", &in)) {
+        pd_record_refuse("%s", pd_error_get()->text);
+        return;
+    }
+    to = in;
+    for (int k = 0; k < LISTS; k++) {
+        if (!lists[k]) continue;
+        a.lists |= 1 << k;
+        memcpy(to, lists[k], sizeof *to * (size_t)l->count);
+        to += l->count;
+    }
+    memcpy(to, numbers, sizeof numbers);
+    pd_record(mark, kind, &a, sizeof a, in, (int)(to - in) + NUMBERS, NULL, 0);
+    pd_free(in);
+}
+
 /* ns: the kernel's time for an element; a long step gives up the GIL. lr, step, product: where l->now goes. */
 #define STEP(name, ns, lr, step, product)                                                               \
+    static pd_status run_##name(const void *attrs, pd_tensor *const *in, int nin, pd_tensor **out, int nout) { \
+        const step_attrs *a = attrs;                                                                    \
+        pd_step_lists l = lists_of(a, in);                                                              \
+        (void)nin, (void)out, (void)nout;                                                               \
+        return pd_step_##name(&l, (const pd_##name *)a->numbers);                                       \
+    }                                                                                                   \
+    static const pd_instr_kind name##_kind = {#name "_step", run_##name, NULL, NULL, false};            \
+    _Static_assert(sizeof(pd_##name) <= METHOD_BYTES, "room for the method's numbers");                 \
     pd_status pd_step_##name(const pd_step_lists *l, const pd_##name *c) {                              \
+        const uint32_t mark = pd_timespan_mark;                                                         \
         pd_segment_step *s;                                                                             \
         pd_storage **held;                                                                              \
         copies copied = {0};                                                                            \
@@ -260,6 +312,7 @@ static void let_all_go(const pd_step_lists *l, pd_storage **held) {
         for (int64_t i = 0; i < l->count && !status; i++)                                               \
             if (s[i].low) pd_autocast_copy_end(l->params[i]);                                           \
         status = end_copies(&copied, status);                                                           \
+        if (!status && pd_is_recording()) record(mark, &name##_kind, l, c, sizeof *c);                  \
         return PD_TRAIL(status);                                                                        \
     }
 STEP(sgd, 1.0, &now.lr, NULL, NULL)
@@ -304,7 +357,14 @@ static pd_status check_float(const char *op, int64_t i, const pd_tensor *t) {
                    pd_dtype_name((pd_dtype)t->dtype));
 }
 
+static pd_status run_sums(const void *attrs, pd_tensor *const *in, int nin, pd_tensor **out, int nout) {
+    (void)attrs, (void)nout;
+    return pd_sums_of_squares(in, nin, out);
+}
+static const pd_instr_kind sums_kind = {.name = "sums_of_squares", .run = run_sums};
+
 pd_status pd_sums_of_squares(pd_tensor *const *tensors, int64_t count, pd_tensor **out) {
+    const uint32_t mark = pd_timespan_mark;
     const char *op = "sums_of_squares";
     const pd_device *d = count ? tensors[0]->storage->device : &pd_device_cpu, *was;
     for (int64_t i = 0; i < count; i++) {
@@ -320,10 +380,19 @@ pd_status pd_sums_of_squares(pd_tensor *const *tensors, int64_t count, pd_tensor
         status = over(tensors[i], op, (double *)pd_tensor_data(*out) + i, 0, NULL);
         if (status) pd_tensor_release(*out);
     }
+    if (!status && pd_is_recording()) pd_record(mark, &sums_kind, NULL, 0, tensors, (int)count, out, 1);
     return status;
 }
 
+static pd_status run_scale(const void *attrs, pd_tensor *const *in, int nin, pd_tensor **out, int nout) {
+    bool finite;
+    (void)out, (void)nout;
+    return pd_scale_tensors(in, nin, *(const double *)attrs, &finite);
+}
+static const pd_instr_kind scale_kind = {.name = "scale_tensors", .run = run_scale};
+
 pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, bool *finite) {
+    const uint32_t mark = pd_timespan_mark;
     *finite = true;
     for (int pass = 0; pass < 2; pass++) /* the first pass checks, so that a failure writes nothing */
         for (int64_t i = 0; i < count; i++) {
@@ -337,10 +406,14 @@ pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, 
             PD_TRY(pd_check_writable("scale_tensors", t));
             PD_TRY(check_float("scale_tensors", i, t));
         }
+    if (!pd_is_recording()) return PD_OK;
+    pd_record(mark, &scale_kind, &by, sizeof by, tensors, (int)count, NULL, 0);
+    pd_record_read("scale_tensors"); /* whether all are finite */
     return PD_OK;
 }
 
 pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd_tensor *found) {
+    if (pd_is_recording()) pd_record_refuse("unscale() of a GPU's gradients");
     const pd_device *d = by->storage->device, *was;
     PD_TRY(check_number("unscale", by));
     PD_TRY(check_number("unscale", found));
@@ -367,7 +440,14 @@ pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd
     return PD_TRAIL(status);
 }
 
+static pd_status run_zero_grads(const void *attrs, pd_tensor *const *in, int nin, pd_tensor **out, int nout) {
+    (void)out, (void)nout;
+    return pd_zero_grads(in, nin, *(const bool *)attrs);
+}
+static const pd_instr_kind zero_grads_kind = {.name = "zero_grads", .run = run_zero_grads};
+
 pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_none) {
+    const uint32_t mark = pd_timespan_mark;
     for (int64_t i = 0; i < count; i++) {
         pd_meta *m = params[i]->meta;
         if (!m || !m->grad) continue;
@@ -387,5 +467,7 @@ pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_non
         pd_fill(m->grad, &(pd_scalar){.cat = PD_CAT_INT});
         pd_device_here = was;
     }
+    if (pd_is_recording())
+        pd_record(mark, &zero_grads_kind, &set_to_none, sizeof set_to_none, params, (int)count, NULL, 0);
     return PD_OK;
 }

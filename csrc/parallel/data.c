@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "autograd/program.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/os.h"
@@ -125,6 +126,7 @@ static pd_status start_bucket(void *reducer, int b) {
         if (r->turns) PD_TRY(pd_turns_add(s));
         else if (!r->ready.came[i]) PD_TRY(fill_in(s));
     }
+    if (pd_is_rehearsing()) return PD_OK; /* the sum is known, and other ranks do not rehearse */
     if (!r->turns) PD_TRY(weigh(r, b));
     if (last) PD_TRY(write_flags(r));
     if (r->hook.start) {
@@ -147,10 +149,14 @@ static pd_status finish_bucket(pd_reducer *r, int b) {
 
 /* Starts the buckets that have not started, and waits for all. */
 static pd_status finish_buckets(pd_reducer *r) {
+    const bool rehearsing = pd_is_rehearsing();
     PD_TRY(pd_ready_rest(&r->ready));
-    for (int b = 0; b < r->layout.nbuckets; b++) PD_TRY(finish_bucket(r, b));
-    if (!r->hook.start) return PD_OK;
-    return all_reduce(r, pd_flat_tail(&r->flat), r->n, flag_type(r), 1, NULL);
+    for (int b = 0; b < r->layout.nbuckets; b++)
+        PD_TRY(rehearsing ? pd_rehearse_effect(r->flat.buckets[b].storage) : finish_bucket(r, b));
+    if (r->hook.start && !rehearsing)
+        PD_TRY(all_reduce(r, pd_flat_tail(&r->flat), r->n, flag_type(r), 1, NULL));
+    for (int b = 0; b < r->layout.nbuckets; b++) pd_record_effect(r->flat.buckets[b].storage);
+    return PD_OK;
 }
 
 static void warn_unused(pd_reducer *r) {
@@ -222,7 +228,7 @@ static void drop(void *reducer);
 static pd_status begin_backward(pd_reducer *r) {
     PD_TRY(pd_engine_at_end((pd_closure){.call = at_end, .drop = drop, .ctx = r}));
     r->refs++;
-    if (r->begin.call) PD_TRY(r->begin.call(r->begin.ctx, NULL));
+    if (r->begin.call && !pd_is_rehearsing()) PD_TRY(r->begin.call(r->begin.ctx, NULL));
     r->running = true;
     r->began = pd_os_now();
     r->times.inside = 0;

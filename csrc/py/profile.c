@@ -61,7 +61,7 @@ static PyObject *start(PyObject *module, PyObject *args) {
     const pd_profile how = {.most = (size_t)most, .shapes = shapes, .held = memory ? pd_device_cpu_bytes : NULL,
                             .stack = want_stack ? stack : NULL, .gpu_begin = gpu ? pd_gpu_point : NULL,
                             .gpu_end = gpu ? pd_gpu_point_after : NULL};
-    if (gpu && !pd_profile_run) PD_PY_TRY(pd_gpu_points_start());
+    if (gpu && !pd_profile_is_on()) PD_PY_TRY(pd_gpu_points_start());
     PyObject *fresh = want_stack ? PyDict_New() : NULL;
     if (want_stack && !fresh) return NULL;
     pd_status status = pd_profile_start(&how);
@@ -117,7 +117,7 @@ static PyObject *take(PyObject *module, PyObject *unused) {
     size_t count;
     uint64_t dropped;
     (void)module, (void)unused;
-    if (pd_profile_run)
+    if (pd_profile_is_on())
         return PyErr_Format(PyExc_RuntimeError, "profiler: the profiler is running (expected to be stopped first)");
     const pd_event *events = pd_profile_events(&count, &dropped);
     PD_PY_TRY(pd_gpu_points_wait());

@@ -9,6 +9,7 @@
 #include <Python.h>
 
 #include "autograd/engine.h"
+#include "autograd/program.h"
 #include "ops/ops.h"
 
 typedef struct pd_py_state {
@@ -80,6 +81,8 @@ PyObject *pd_py_tensor_repr(PyObject *self);
 int pd_py_visit_wrapper(pd_pytensor *self, visitproc visit, void *arg);
 /* Visits the reference of a Python object to a node. `pass` is memory of the object for this. */
 int pd_py_visit_node(pd_node *n, uint32_t *pass, visitproc visit, void *arg);
+/* The same for the tensors next(ctx, 0), next(ctx, 1) and so on, until NULL: one reference to each. */
+int pd_py_visit_tensors(pd_tensor *(*next)(void *ctx, int k), void *ctx, uint32_t *pass, visitproc visit, void *arg);
 
 /* ---- args.c: false with the exception set ---- */
 bool pd_py_number(PyObject *o, pd_scalar *out);   /* false without an exception if o is no number */
@@ -211,6 +214,7 @@ int pd_py_add_info(PyObject *module);
 int pd_py_add_profile(PyObject *module);
 int pd_py_add_saved(PyObject *module);
 int pd_py_add_run(PyObject *module);
+int pd_py_add_program(PyObject *module);
 int pd_py_add_cuda(PyObject *module);
 /* When it is freed, its memory waits for that stream, too. */
 pd_status pd_py_record_stream(const pd_storage *s, void *stream);

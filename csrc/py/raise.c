@@ -21,6 +21,7 @@ static PyObject *classes(pd_status kind) {
 }
 
 PyObject *pd_py_raise(pd_status status) {
+    if (pd_is_recording()) pd_record_refuse("an op raised an error in it");
     const pd_error *e = pd_error_get();
     if (status == PD_E_PYTHON && caught.type) {
         PyErr_Restore(caught.type, caught.value, caught.trace);

@@ -124,6 +124,11 @@ static PyType_Spec generator_spec = {.name = "pydist._C.Generator",
                                      .slots = generator_slots,
                                      .flags = Py_TPFLAGS_DEFAULT};
 
+/* What draws in a way that a replay would not repeat. */
+static void refuse(void) {
+    if (pd_is_recording()) pd_record_refuse("it seeds or reads a random generator, or draws from one of its own");
+}
+
 bool pd_py_rng_key(PyObject *o, const char *op, pd_rng_key *key) {
     if (!o || o == Py_None) {
         *key = pd_rng_next();
@@ -133,6 +138,7 @@ bool pd_py_rng_key(PyObject *o, const char *op, pd_rng_key *key) {
         PyErr_Format(PyExc_TypeError, "%s: generator is %.100s (expected Generator)", op, Py_TYPE(o)->tp_name);
         return false;
     }
+    refuse();
     *key = ((generator *)o)->key;
     ((generator *)o)->key.call++;
     return true;
@@ -147,6 +153,7 @@ static PyObject *f_manual_seed(PyObject *module, PyObject *args, PyObject *kwarg
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:manual_seed", names, &o)) return NULL;
     if (!seed_of(o, "manual_seed", &seed)) return NULL;
+    refuse();
     pd_rng_seed(seed);
     Py_RETURN_NONE;
 }
@@ -157,12 +164,14 @@ static PyObject *f_initial_seed(PyObject *module, PyObject *unused) {
 static PyObject *f_get_rng_state(PyObject *module, PyObject *unused) {
     pd_rng_key key;
     (void)module, (void)unused;
+    refuse();
     pd_rng_get(&key);
     return key_as_state(&key);
 }
 static PyObject *f_rng_key(PyObject *module, PyObject *unused) {
     pd_rng_key key;
     (void)module, (void)unused;
+    refuse();
     pd_rng_get(&key);
     return key_as_tuple(&key);
 }
@@ -173,6 +182,7 @@ static PyObject *f_set_rng_state(PyObject *module, PyObject *args, PyObject *kwa
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:set_rng_state", names, &state) || !key_from(state, &key))
         return NULL;
+    refuse();
     pd_rng_set(&key);
     Py_RETURN_NONE;
 }
@@ -180,6 +190,7 @@ static PyObject *f_rng_own(PyObject *module, PyObject *args) {
     int own;
     (void)module;
     if (!PyArg_ParseTuple(args, "p:_rng_own", &own)) return NULL;
+    refuse();
     pd_rng_own(own);
     Py_RETURN_NONE;
 }
@@ -187,6 +198,7 @@ static PyObject *f_rng_shard(PyObject *module, PyObject *args) {
     int shard;
     (void)module;
     if (!PyArg_ParseTuple(args, "i:_rng_shard", &shard)) return NULL;
+    refuse();
     pd_rng_set_shard((uint32_t)shard);
     Py_RETURN_NONE;
 }

@@ -4,6 +4,7 @@
 
 void (*pd_tensor_drop_meta)(struct pd_meta *meta);
 void (*pd_tensor_drop_wrapper)(void *wrapper);
+_Atomic(pd_note) pd_note_write;
 static atomic_int_fast64_t live;
 
 int64_t pd_tensor_live(void) { return live; }
@@ -19,6 +20,7 @@ pd_status pd_tensor_shell(pd_tensor **out) {
     t->wrapper = NULL;
     atomic_init(&t->wrapper_owned, false);
     t->requires_grad = false;
+    t->mark = 0;
     t->seen.pass = 0;
     t->dtype = PD_F32;
     t->ndim = 0;

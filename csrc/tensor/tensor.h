@@ -30,6 +30,7 @@ typedef struct pd_tensor {
     atomic_bool wrapper_owned; /* true: this tensor keeps the wrapper alive; false: the other way round */
     bool requires_grad;       /* a leaf that wants a gradient, or the result of a recorded op */
     int8_t dtype, ndim;
+    uint32_t mark;            /* autograd/record.c: the number under which the recorder of programs knows it; 0: none */
     pd_seen seen;
     int64_t offset, numel;
     int64_t size[PD_MAX_DIMS], stride[PD_MAX_DIMS];
@@ -63,12 +64,16 @@ static inline size_t pd_tensor_bytes(const pd_tensor *t) {
 static inline unsigned pd_tensor_version(const pd_tensor *t) {
     return t->version ? t->version->count : t->storage->version;
 }
+typedef void (*pd_note)(const pd_tensor *t);
+extern _Atomic(pd_note) pd_note_write; /* NULL, or wants to know of writes: autograd/record.c */
 /* Called before memory that others may see is written, after all other checks: asks the storage (storage.h) and counts
    the write in the version. */
 static inline pd_status pd_tensor_before_write(const char *op, pd_tensor *t) {
     PD_TRY(pd_storage_before_write(op, t->storage));
     atomic_fetch_add_explicit(t->version ? &t->version->count : &t->storage->version, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&t->storage->writes, 1, memory_order_relaxed);
+    pd_note note = atomic_load_explicit(&pd_note_write, memory_order_relaxed);
+    if (__builtin_expect(note != NULL, 0)) note(t);
     return PD_OK;
 }
 static inline bool pd_tensor_is_contiguous(const pd_tensor *t) {

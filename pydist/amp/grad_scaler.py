@@ -5,6 +5,7 @@ import warnings
 
 from pydist import _C, cuda
 from pydist._grad_mode import no_grad
+from pydist._replay import in_python
 from pydist.amp import _on_device
 from pydist.nn.utils import clip_grad_norm_
 
@@ -71,10 +72,18 @@ class GradScaler:
             return outputs
         if isinstance(outputs, _C.Tensor):
             scale = self._scale
+            if not isinstance(scale, _C.Tensor) and _C._program_recording():
+                return (outputs * self._scale_near(outputs)).to(outputs.dtype)
             return outputs * (scale.reshape(()).to(outputs.device) if isinstance(scale, _C.Tensor) else scale)
         if isinstance(outputs, (list, tuple)):
             return type(outputs)(map(self.scale, outputs))
         raise ValueError("outputs must be a Tensor or an iterable of Tensors")
+
+    @in_python
+    def _scale_near(self, outputs):
+        """The scale of this step as a tensor."""
+        dtype = _C.float64 if outputs.dtype is _C.float64 else _C.float32
+        return _C.tensor(self._scale, dtype=dtype, device=outputs.device)
 
     def _grads(self, optimizer):
         """The gradients to divide, which may happen once between two updates."""
@@ -98,6 +107,7 @@ class GradScaler:
         dist.all_reduce(broken, dist.ReduceOp.MAX, group=self._process_group)
         return broken.item() == 0.0
 
+    @in_python
     @no_grad()
     def unscale_(self, optimizer):
         """Divides the gradients of the optimizer's parameters by the scale. Call it at most once between two
@@ -115,6 +125,7 @@ class GradScaler:
         else:
             self._found[id(optimizer)] = self._agree(_C.scale_tensors(grads, 1.0 / self.get_scale()))
 
+    @in_python
     @no_grad()
     def unscale_and_clip_(self, optimizer, max_norm):
         """unscale_(optimizer) and nn.utils.clip_grad_norm_ of its parameters; reads the gradients twice instead of
@@ -132,6 +143,7 @@ class GradScaler:
         self._found[id(optimizer)] = self._agree(math.isfinite(norm))
         return _C.tensor(norm, device="cpu")
 
+    @in_python
     def step(self, optimizer, *args, **kwargs):
         """Calls optimizer.step(*args, **kwargs), unless a gradient is not finite. Unscales the gradients first if
         unscale_ was not called."""
@@ -156,6 +168,7 @@ class GradScaler:
         self._found.clear()
         self._stepped.clear()
 
+    @in_python
     def update(self, new_scale=None):
         """Updates the scale, at the end of each iteration, or sets it to new_scale."""
         if not self._enabled:

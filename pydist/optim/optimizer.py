@@ -41,6 +41,11 @@ def _whole(step):
     def wrapper(self, *args, **kwargs):
         if self._is_stepping:
             return step(self, *args, **kwargs)
+        if _C._program_recording():  # the rate and other numbers are Python's, so a replay calls this again
+            return _C._each_time(stepped, self, args, kwargs)
+        return stepped(self, args, kwargs)
+
+    def stepped(self, args, kwargs):
         if _replicas.step is not None:
             return _replicas.step(self, plain, args, kwargs)
         return plain(self, *args, **kwargs)

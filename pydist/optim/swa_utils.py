@@ -7,6 +7,7 @@ from itertools import chain
 
 from pydist import _C
 from pydist._grad_mode import no_grad
+from pydist._replay import in_python
 from pydist.nn.modules.batchnorm import _BatchNorm
 from pydist.nn.modules.module import Module
 from pydist.optim.lr_scheduler import LRScheduler
@@ -89,6 +90,7 @@ class AveragedModel(Module):
     def _averaged(self, model):
         return [p.detach() for p in chain(model.parameters(), model.buffers() if self.use_buffers else ())]
 
+    @in_python
     @no_grad()
     def update_parameters(self, model):
         """Adds the parameters of `model` to the averages."""

@@ -195,9 +195,12 @@ def test_autograd_names_no_op():
 THREAD_LOCALS = {
     "autograd/autocast": {"pd_autocast", "region"},  # the mode, and the casts of its region
     "autograd/engine": {"current"},  # the backward that it runs
+    "autograd/program": {"pd_recorder_here", "text"},  # its recording; a message
+    "autograd/record": {"pd_recorder_here", "reason"},  # its recording, and why that was refused
+    "autograd/rehearse": {"rehearsing", "text"},  # its rehearsal; a message
     "autograd/tape": {"pd_grad_mode", "pd_saved_pack", "dying", "looping"},  # modes, and a loop that frees
     "base/mem": {"mine", "scratch"},
-    "base/profile": {"thread"},  # its number
+    "base/profile": {"thread", "pd_timespan_mark"},  # its number; the length of the program that it records
     "base/rng": {"mine", "my_shard", "is_own"},
     "base/status": {"error"},
     "base/threads": {"own", "inside"},

@@ -14,6 +14,7 @@ static pd_status call_grad_hook(void *fn, void *arg) {
     PyGILState_STATE gil = PyGILState_Ensure();
     bool mode = pd_grad_mode;
     pd_tensor *t = NULL;
+    if (pd_is_recording()) pd_record_refuse("a hook in Python runs in backward");
     pd_status status = pd_tensor_apart(*grad, mode, &t);
     PyObject *g = status ? NULL : pd_py_wrap(t), *result = g ? PyObject_CallOneArg(fn, g) : NULL;
     pd_tensor_release(t);
@@ -36,6 +37,7 @@ static pd_status call_grad_hook(void *fn, void *arg) {
 
 static pd_status call_leaf_hook(void *fn, void *leaf) {
     PyGILState_STATE gil = PyGILState_Ensure();
+    if (pd_is_recording()) pd_record_refuse("a hook in Python runs in backward");
     PyObject *t = pd_py_wrap(leaf), *result = t ? PyObject_CallOneArg(fn, t) : NULL;
     pd_status status = result ? PD_OK : pd_py_caught();
     Py_XDECREF(t);
@@ -95,6 +97,7 @@ static PyObject *add_hook(PyObject *self, PyObject *fn, pd_hook_kind kind) {
     int index;
     pd_meta *m = NULL;
     pd_status status;
+    if (pd_is_recording()) pd_record_refuse("register_hook() is called in it");
     if (!PyCallable_Check(fn))
         return PyErr_Format(PyExc_TypeError, "register_hook: hook is %.100s (expected a callable)",
                             Py_TYPE(fn)->tp_name);
@@ -365,6 +368,7 @@ static PyObject *f_set_autocast(PyObject *module, PyObject *args) {
 static PyObject *f_clear_autocast_cache(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     pd_autocast_clear();
+    if (pd_is_recording()) pd_record_autocast_clear();
     Py_RETURN_NONE;
 }
 static PyObject *f_is_inference(PyObject *module, PyObject *unused) {
@@ -412,6 +416,7 @@ static PyObject *f_set_anomaly(PyObject *module, PyObject *args) {
     int on, check_nan;
     (void)module;
     if (!PyArg_ParseTuple(args, "pp:_set_anomaly", &on, &check_nan)) return NULL;
+    if (pd_is_recording()) pd_record_refuse("it changes anomaly mode");
     PyObject *was = Py_BuildValue("(NN)", PyBool_FromLong(pd_anomaly.on), PyBool_FromLong(pd_anomaly.check_nan));
     pd_anomaly = (pd_anomaly_mode){.on = on, .check_nan = on && check_nan, .trace = take_trace};
     return was;

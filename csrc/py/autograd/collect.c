@@ -139,6 +139,13 @@ int pd_py_visit_node(pd_node *n, uint32_t *own, visitproc visit, void *arg) {
     return finish(&w);
 }
 
+int pd_py_visit_tensors(pd_tensor *(*next)(void *ctx, int k), void *ctx, uint32_t *own, visitproc visit, void *arg) {
+    walk w = {.visit = visit, .arg = arg, .step = begin(own, visit)};
+    pd_tensor *t;
+    for (int k = 0; w.step != BLIND && (t = next(ctx, k)); k++) meet_tensor(&w, t);
+    return finish(&w);
+}
+
 /* For gc.callbacks: called when a collection starts and stops. */
 static PyObject *told(PyObject *module, PyObject *args) {
     const char *phase;

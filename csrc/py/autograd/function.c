@@ -370,6 +370,7 @@ static PyObject *function_apply(PyObject *module, PyObject *args) {
     (void)module;
     pd_py_drain();
     if (!PyArg_ParseTuple(args, "OpO!:function_apply", &cls, &split, &PyTuple_Type, &inputs)) return NULL;
+    if (pd_is_recording()) pd_record_refuse("it calls an autograd Function of Python");
     Py_ssize_t n = PyTuple_GET_SIZE(inputs);
     bool wanted = false;
     pyctx *c = (pyctx *)((PyTypeObject *)pd_py.FunctionCtx)->tp_alloc((PyTypeObject *)pd_py.FunctionCtx, 0);

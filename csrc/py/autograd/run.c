@@ -52,6 +52,7 @@ static PyObject *run_open(PyObject *module, PyObject *args, PyObject *kwargs) {
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|Opp:_run_open", names, &tensors, &grads, &sink, &retain, &fed))
         return NULL;
+    if (pd_is_recording()) pd_record_refuse("it opens a backward that sleeps");
     PD_PY_TRY(pd_calloc(sizeof *h, "run", &h));
     if (!pd_py_tensors(tensors, "run", "tensors", &h->tensors, &h->roots, &n) ||
         !pd_py_tensors(grads, "run", "grads", &h->grads, &h->root_grads, &ngrads)) {

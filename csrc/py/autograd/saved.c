@@ -48,6 +48,7 @@ static pd_status call_pack(pd_tensor *t, pd_closure *out) {
 }
 
 static void set(PyObject *pair) {
+    if (pd_is_recording()) pd_record_refuse("it has hooks for saved tensors");
     Py_XSETREF(hooks, pair);
     if (pair) pd_saved_hooked = true;
     pd_saved_pack = pair ? call_pack : NULL;

@@ -47,6 +47,7 @@ GETTER(grad) {
     T;
     (void)unused;
     pd_tensor *g = t->meta ? pd_meta_grad(t->meta) : NULL;
+    if (pd_is_recording()) pd_record_grad(t, g);
     PyObject *o = pd_py_wrap(g);
     pd_tensor_release(g);
     return o;
@@ -68,6 +69,7 @@ static int set_grad(PyObject *self, PyObject *value, void *unused) {
         }
         pd_tensor_retain(g);
     }
+    if (pd_is_recording()) pd_record_set_grad(t, g);
     if (!g && !t->meta) return 0;
     PD_PY_TRY_INT(pd_meta_get(t, &m));
     pd_meta_set_grad(m, g);
@@ -97,7 +99,10 @@ int pd_py_set_requires_grad(PyObject *self, PyObject *value) {
             "requires_grad: an inference tensor cannot require grad outside inference mode (expected clone() first)");
         return -1;
     }
-    if (!(t->meta && t->meta->grad_fn)) t->requires_grad = want;
+    if (!(t->meta && t->meta->grad_fn)) {
+        if (pd_is_recording() && t->requires_grad != want) pd_record_requires_grad(t, want);
+        t->requires_grad = want;
+    }
     return 0;
 }
 
@@ -111,6 +116,7 @@ GETTER(data) {
     T;
     (void)unused;
     PD_PY_TRY(pd_tensor_alias(t, true, &a));
+    if (pd_is_recording()) pd_record_alias(t, true, a);
     return pd_py_wrap_new(a);
 }
 
@@ -141,6 +147,7 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
                      pd_dtype_name((pd_dtype)from->dtype), pd_tensor_shape(from), from->storage->device->name);
         return -1;
     }
+    if (pd_is_recording()) pd_record_refuse("it replaces .data of a tensor");
     pd_tensor *copy; /* gets the geometry and memory of `from`, and keeps its own history */
     PD_PY_TRY_INT(pd_tensor_alias(from, true, &copy));
     copy->version->count = pd_tensor_version(t) + 1; /* a t that was saved is not the present t */

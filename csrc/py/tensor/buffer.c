@@ -26,6 +26,7 @@ static bool lies_as_asked(const pd_tensor *t, int flags) {
 }
 
 int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
+    if (pd_is_recording()) pd_record_read("the buffer protocol");
     pd_tensor *t = pd_py_tensor(self);
     exported *e;
     if (!pd_py_on_host(t, "numpy")) return -1;

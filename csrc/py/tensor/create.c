@@ -8,10 +8,19 @@
 /* ---- keyword arguments that all have ----------------------------------------------------------------------------- */
 
 typedef struct { PyObject *dtype, *device, *requires_grad, *generator, *pin, *layout, *out, *size, *format; } options;
+typedef enum draw_kind { CONSTANT, NOTHING, UNIFORM, NORMAL, INTEGERS, PERMUTATION } draw_kind;
+
+/* What fills a tensor of this look with random numbers. */
+typedef struct draw_attrs {
+    int64_t kind, dtype, ndim, low, high, size[PD_MAX_DIMS];
+    const pd_device *device;
+} draw_attrs;
+
 typedef struct {
     int64_t dtype;
     bool requires_grad;
     pd_rng_key key;
+    draw_attrs draw;
     const pd_device *device;
     PyObject *out;
     const char *op;
@@ -41,6 +50,7 @@ static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c
     if (o->format && !pd_py_format(o->format, op)) return false;
     c->out = o->out == Py_None ? NULL : o->out;
     c->op = op;
+    c->draw.kind = CONSTANT;
     c->dtype = dtype;
     c->requires_grad = false;
     c->device = NULL;
@@ -89,6 +99,48 @@ static bool draw(PyObject *generator, chosen *c) {
     return device_of(c) == &pd_device_meta || pd_py_rng_key(generator, c->op, &c->key);
 }
 
+/* ---- draws ------------------------------------------------------------------------------------------------------- */
+
+static void fill_drawn(const draw_attrs *a, pd_rng_key key, pd_tensor *t) {
+    bool pairs = pd_dtype_is_complex((pd_dtype)a->dtype); /* whose parts together have variance 1 */
+    pd_dtype part = pd_dtype_part((pd_dtype)a->dtype);
+    int64_t n = pairs ? 2 * t->numel : t->numel;
+    if (a->kind == NORMAL) pd_here()->normal(part, n, 0, pairs ? sqrt(0.5) : 1, key, pd_tensor_data(t));
+    if (a->kind == UNIFORM) pd_here()->uniform(part, n, 0, 1, key, pd_tensor_data(t));
+    if (a->kind == INTEGERS) pd_here()->randint(part, n, a->low, a->high, key, pd_tensor_data(t));
+    if (a->kind == PERMUTATION) pd_here()->randperm(n, key, pd_tensor_data(t));
+}
+
+static pd_status run_draw(const void *attrs, pd_tensor *const *in, int nin, pd_tensor **out, int nout) {
+    const draw_attrs *a = attrs;
+    const pd_device *was;
+    (void)in, (void)nin, (void)nout;
+    PD_TRY(pd_device_enter(a->device, &was));
+    pd_status status = pd_tensor_new("replay", (pd_dtype)a->dtype, (int)a->ndim, a->size, out);
+    if (!status) {
+        fill_drawn(a, a->device == &pd_device_meta ? (pd_rng_key){0} : pd_rng_next(), *out);
+        if ((status = pd_device_check(a->device, "replay"))) pd_tensor_release(*out);
+    }
+    pd_device_here = was;
+    return status;
+}
+static const pd_instr_kind draw_instr = {.name = "a draw of random numbers", .run = run_draw};
+
+/* Tells the recorder of programs about a new tensor. */
+static void record(pd_tensor *t, const chosen *c) {
+    if (c->requires_grad) pd_record_refuse("%s() makes a leaf that requires a gradient", c->op);
+    if (c->draw.kind == CONSTANT || c->draw.kind == NOTHING) pd_record_constant(t, c->draw.kind == CONSTANT);
+    else pd_record(pd_timespan_mark, &draw_instr, &c->draw, sizeof c->draw, NULL, 0, &t, 1);
+}
+
+/* Draws into t by c->key. */
+static void draw_into(pd_tensor *t, chosen *c, draw_kind kind, int64_t low, int64_t high) {
+    c->draw = (draw_attrs){.kind = kind, .dtype = t->dtype, .ndim = t->ndim, .low = low, .high = high,
+                           .device = pd_device_here};
+    memcpy(c->draw.size, t->size, sizeof *t->size * (size_t)t->ndim);
+    fill_drawn(&c->draw, c->key, t);
+}
+
 /* *out [new]: a tensor on the device that was asked for, which stays the current one until `filled`. */
 static bool made_there(const chosen *c, int ndim, const int64_t *size, const int64_t *stride, pd_tensor **out,
                        const pd_device **was) {
@@ -103,6 +155,7 @@ static bool made_there(const chosen *c, int ndim, const int64_t *size, const int
 static PyObject *filled(pd_tensor *t, const chosen *c, const pd_device *was) {
     pd_status status = pd_device_check(pd_device_here, c->op);
     pd_device_here = was;
+    if (pd_is_recording()) record(t, c);
     if (!status) return finish(t, c);
     pd_tensor_release(t);
     return pd_py_raise(status);
@@ -136,6 +189,7 @@ PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t
     pd_scalar number = {.d = value ? *value : 0, .i = value ? (int64_t)*value : 0, .cat = PD_CAT_INT};
     if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
     if (value) pd_fill(t, &number);
+    else c.draw.kind = NOTHING;
     return filled(t, &c, was);
 }
 F(empty) { (void)module; return pd_py_filled("empty", args, kwargs, pd_default_dtype, NULL, NULL); }
@@ -192,6 +246,7 @@ static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const do
     pd_scalar number = {.d = value ? *value : 0, .i = value ? (int64_t)*value : 0, .cat = PD_CAT_INT};
     if (!made_there(&c, x->ndim, x->size, stride, &t, &was)) return NULL;
     if (value) pd_fill(t, &number);
+    else c.draw.kind = NOTHING;
     return filled(t, &c, was);
 }
 F(empty_like) { (void)module; return like("empty_like", args, kwargs, NULL); }
@@ -303,11 +358,7 @@ static PyObject *drawn(const char *op, PyObject *args, PyObject *kwargs, bool no
                             pd_dtype_name((pd_dtype)c.dtype));
     if (!draw(o.generator, &c)) return NULL;
     if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
-    bool pairs = pd_dtype_is_complex((pd_dtype)c.dtype); /* whose parts together have variance 1 */
-    pd_dtype part = pd_dtype_part((pd_dtype)c.dtype);
-    int64_t n = pairs ? 2 * t->numel : t->numel;
-    if (normal) pd_here()->normal(part, n, 0, pairs ? sqrt(0.5) : 1, c.key, pd_tensor_data(t));
-    else pd_here()->uniform(part, n, 0, 1, c.key, pd_tensor_data(t));
+    draw_into(t, &c, normal ? NORMAL : UNIFORM, 0, 0);
     return filled(t, &c, was);
 }
 F(rand) { (void)module; return drawn("rand", args, kwargs, false); }
@@ -339,7 +390,7 @@ F(randint) {
                             (long long)low, (long long)high);
     if (!draw(o.generator, &c)) return NULL;
     if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
-    pd_here()->randint((pd_dtype)c.dtype, t->numel, low, high, c.key, pd_tensor_data(t));
+    draw_into(t, &c, INTEGERS, low, high);
     return filled(t, &c, was);
 }
 
@@ -360,7 +411,7 @@ F(randperm) {
     if (n < 0) return PyErr_Format(PyExc_ValueError, "randperm: n is %lld (expected at least 0)", (long long)n);
     if (!draw(o.generator, &c)) return NULL;
     if (!made_there(&c, 1, &n, NULL, &t, &was)) return NULL;
-    pd_here()->randperm(n, c.key, pd_tensor_data(t));
+    draw_into(t, &c, PERMUTATION, 0, 0);
     return filled(t, &c, was);
 }
 

@@ -149,6 +149,7 @@ static bool fill_part(pd_tensor *t, int depth, const nest *n, pd_dtype dtype, ch
     pd_status status = pd_engine.cast(t, dtype, &cast);
     PD_THEN(pd_call1(PD_OP_clone, cast, &(int64_t){PD_FORMAT_CONTIGUOUS}, &plain));
     pd_grad_mode = mode;
+    if (pd_is_recording()) pd_record_read("tensor() of a sequence");
     bool same = !status && has_shape(plain, depth, n);
     if (status) pd_py_raise(status);
     else if (!same) changed();
@@ -208,6 +209,7 @@ static pd_tensor *from_nested(PyObject *data, int64_t dtype) {
         pd_tensor_release(t);
         return NULL;
     }
+    if (pd_is_recording()) pd_record_constant(t, true);
     return t;
 }
 
@@ -216,10 +218,13 @@ static pd_tensor *as_it_is(const char *op, PyObject *data, int64_t dtype, bool m
     if (pd_py_is_tensor(data)) {
         pd_status status = pd_tensor_alias(pd_py_tensor(data), false, &t);
         if (status) pd_py_raise(status);
+        else if (pd_is_recording()) pd_record_alias(pd_py_tensor(data), false, t);
         return t;
     }
-    if (pd_py_is_array(data)) return pd_py_from_array(op, data, dtype, may_copy);
-    return pd_py_from_buffer(data, false); /* also NumPy's scalars, which so keep their dtype */
+    if (pd_py_is_array(data)) t = pd_py_from_array(op, data, dtype, may_copy);
+    else t = pd_py_from_buffer(data, false); /* also NumPy's scalars, which so keep their dtype */
+    if (t && pd_is_recording()) pd_record_constant(t, true);
+    return t;
 }
 
 pd_tensor *pd_py_from_data(const char *op, PyObject *data, int64_t dtype, pd_py_copying copying) {

@@ -65,6 +65,7 @@ static void drop_capsule(PyObject *capsule) {
 }
 
 static PyObject *lend(pd_tensor *t, bool versioned, bool copied) {
+    if (pd_is_recording()) pd_record_read("DLPack");
     lent *l;
     PD_PY_TRY(pd_malloc(sizeof *l, "__dlpack__", &l));
     memcpy(l->shape, t->size, sizeof *t->size * (size_t)t->ndim);

@@ -59,6 +59,7 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
             return false;
         }
         *(uint8_t *)pd_tensor_data(t) = o == Py_True;
+        if (pd_is_recording()) pd_record_constant(t, true);
     } else if (pd_py_is_tensor(o)) {
         pd_tensor_retain(t = pd_py_tensor(o));
     } else if (!(t = pd_py_from_data("index", o, PD_NO_DTYPE, PD_PY_COPY_IF_NEEDED))) {
@@ -265,6 +266,7 @@ int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value) {
         status = pd_tensor_new("setitem", (pd_dtype)x.view->dtype, 0, NULL, &v);
         PD_THEN(pd_scalar_fits("setitem", &number, (pd_dtype)x.view->dtype));
         if (!status) pd_scalar_store(&number, (pd_dtype)x.view->dtype, pd_tensor_data(v));
+        if (!status && pd_is_recording()) pd_record_constant(v, true);
     }
     if (!status && v) status = without_leading_ones(&v);
     if (!status && x.advanced) status = pd_index_put(x.view, x.tensors, x.n, v, false);

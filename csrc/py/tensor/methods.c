@@ -41,6 +41,7 @@ METHOD(storage_offset) { (void)args; T; return PyLong_FromLongLong(t->offset); }
 METHOD(data_ptr) {
     (void)args;
     T;
+    if (pd_is_recording()) pd_record_read("data_ptr()"); /* an address is no value, but another one in each step */
     return PyLong_FromVoidPtr(t->storage->data ? pd_tensor_data(t) : NULL);
 }
 static bool read_format(const char *op, PyObject *args, PyObject *kwargs, PyObject **out) {
@@ -128,6 +129,7 @@ METHOD(tolist) {
     (void)args;
     T;
     pd_tensor *near, *own; /* making lists may run the garbage collector, and code that gives the tensor other memory */
+    if (pd_is_recording()) pd_record_read("tolist()");
     PD_PY_TRY(pd_check_data("tolist", t->storage->device));
     PD_PY_TRY(pd_move(t, &pd_device_cpu, PD_WAIT_UNLOCKED, &near));
     pd_status status = pd_tensor_alias(near, false, &own);
@@ -174,12 +176,14 @@ METHOD(detach) {
     T;
     pd_tensor *out;
     PD_PY_TRY(pd_tensor_alias(t, false, &out));
+    if (pd_is_recording()) pd_record_alias(t, false, out);
     return pd_py_wrap_new(out);
 }
 
 METHOD(detach_) {
     (void)args;
     T;
+    if (pd_is_recording()) pd_record_refuse("detach_() changes a tensor's history");
     if (t->base) return PyErr_Format(PyExc_RuntimeError, "detach_: the tensor is a view (expected detach())");
     pd_tensor_detach(t);
     return Py_NewRef(self);
@@ -425,6 +429,7 @@ METHOD(register_post) {
 
 METHOD(retain_grad) {
     T;
+    if (pd_is_recording()) pd_record_refuse("retain_grad() is called in it");
     (void)args;
     if (!pd_tensor_wants_grad(t))
         return PyErr_Format(

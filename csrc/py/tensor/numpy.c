@@ -174,6 +174,7 @@ static bool may_have_array(const pd_tensor *t) {
 }
 
 PyObject *pd_py_numpy(PyObject *self) {
+    if (pd_is_recording()) pd_record_read("numpy()");
     pd_tensor *t = pd_py_tensor(self);
     if (!open_numpy() || !may_have_array(t)) return NULL;
     pd_dtype dtype = (pd_dtype)t->dtype;
@@ -336,6 +337,7 @@ static PyObject *from_numpy(PyObject *module, PyObject *array) {
                             Py_TYPE(array)->tp_name);
     pd_tensor *t = pd_py_is_array(array) ? pd_py_from_array("from_numpy", array, PD_NO_DTYPE, false)
                                          : pd_py_from_buffer(array, false);
+    if (t && pd_is_recording()) pd_record_constant(t, true);
     return t ? pd_py_wrap_new(t) : NULL;
 }
 

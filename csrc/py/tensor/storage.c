@@ -8,6 +8,7 @@ static PyObject *storage_bytes(PyObject *module, PyObject *object) {
     (void)module;
     pd_tensor *t = pd_py_expect_tensor(object, "storage_bytes", "tensor"), *out;
     if (!t) return NULL;
+    if (pd_is_recording()) pd_record_refuse("it reaches for a tensor's storage");
     PD_PY_TRY(pd_tensor_alias(t, false, &out));
     out->dtype = PD_U8;
     out->ndim = 1;
@@ -30,6 +31,7 @@ static PyObject *storage_view(PyObject *module, PyObject *args) {
         !pd_py_dtype(type, "storage_view", "dtype", &dtype) || !pd_py_ints(sizes, "storage_view", "size", &size) ||
         !pd_py_ints(strides, "storage_view", "stride", &stride))
         return NULL;
+    if (pd_is_recording()) pd_record_refuse("it reaches for a tensor's storage");
     PD_PY_TRY(pd_shape_numel("storage_view", (int)size.n, size.v, &numel));
     bool fits = dtype != PD_NO_DTYPE && size.n == stride.n && offset >= 0;
     int64_t bytes = fits ? (int64_t)pd_dtype_size((pd_dtype)dtype) : 1, count = (int64_t)t->storage->bytes / bytes;
@@ -60,6 +62,7 @@ PyObject *pd_py_share_memory(PyObject *self, PyObject *unused) {
             PD_E_VALUE,
             "share_memory_: the tensor is read-only memory of another library (expected writable memory: clone())"));
     }
+    if (pd_is_recording()) pd_record_refuse("share_memory_() moves a tensor's memory");
     PD_PY_TRY(pd_storage_share(t->storage));
     return Py_NewRef(self);
 }

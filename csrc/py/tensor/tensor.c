@@ -126,6 +126,7 @@ static PyObject *tensor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     Py_ssize_t n = PyTuple_GET_SIZE(args);
     if (n == 1) data = PyTuple_GET_ITEM(args, 0);
     pd_tensor *t;
+    if (pd_is_recording()) pd_record_refuse("it calls Tensor()");
     if (n != 1 || PyLong_Check(data)) { /* Tensor(2, 3): uninitialised, as in PyTorch */
         pd_ints size;
         if (!pd_py_ints(args, "Tensor", "size", &size)) return NULL;
@@ -153,6 +154,7 @@ PyObject *pd_py_make_subclass(PyObject *unused, PyObject *args) {
                             pd_dtype_name((pd_dtype)pd_py_tensor(data)->dtype));
     PD_PY_TRY(pd_tensor_alias(pd_py_tensor(data), false, &t));
     t->requires_grad = requires_grad;
+    if (pd_is_recording()) pd_record_refuse("it makes a %.60s", ((PyTypeObject *)cls)->tp_name);
     PyObject *self = new_wrapper((PyTypeObject *)cls, t);
     pd_tensor_release(t);
     return self;

@@ -218,6 +218,7 @@ PyObject *pd_py_device_of(const pd_tensor *t) {
 }
 
 bool pd_py_scalar(const pd_tensor *t, pd_copy_wait wait, pd_scalar *out) {
+    if (pd_is_recording()) pd_record_read("item()");
     pd_status status = pd_item("item", t, wait, out);
     if (status) pd_py_raise(status);
     return !status;

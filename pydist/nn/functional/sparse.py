@@ -3,6 +3,7 @@
 from pydist import _C
 from pydist._functions.select import searchsorted
 from pydist._grad_mode import no_grad
+from pydist._replay import in_python
 
 
 def _limit_rows(weight, indices, max_norm, norm_type):
@@ -94,20 +95,25 @@ def embedding_bag(
     return out if mode == "sum" else out / bag.bincount(minlength=count).clamp(1).unsqueeze(1)
 
 
+@in_python
+def _check_classes(tensor, num_classes):
+    if tensor.min().item() < 0:
+        raise _C.ArgumentError(f"one_hot: index {tensor.min().item()} is negative (expected 0 or more)")
+    if tensor.max().item() >= num_classes:
+        raise _C.ArgumentError(
+            f"one_hot: index {tensor.max().item()} is out of range (expected 0 to {num_classes - 1})"
+        )
+
+
 def one_hot(tensor, num_classes=-1):
     """int64 zeros [..., num_classes] with a 1 at each index of tensor [...]. num_classes -1: one more than the largest
     index."""
     if tensor.dtype != _C.int64:
         raise _C.DTypeError(f"one_hot: tensor is {tensor.dtype} (expected int64)")
-    known = tensor.numel() and not tensor.is_meta
-    if known and tensor.min().item() < 0:
-        raise _C.ArgumentError(f"one_hot: index {tensor.min().item()} is negative (expected 0 or more)")
     if num_classes < 0:
         if not tensor.numel():
             raise _C.ArgumentError("one_hot: the tensor is empty, so num_classes is unknown (expected num_classes)")
         num_classes = tensor.max().item() + 1
-    elif known and tensor.max().item() >= num_classes:
-        raise _C.ArgumentError(
-            f"one_hot: index {tensor.max().item()} is out of range (expected 0 to {num_classes - 1})"
-        )
+    if tensor.numel() and not tensor.is_meta:
+        _check_classes(tensor, num_classes)
     return (tensor.unsqueeze(-1) == _C.arange(num_classes, device=tensor.device)).long()

@@ -84,6 +84,7 @@ class Module:
         return self.forward(*args, **kwargs)
 
     def _call_with_hooks(self, args, kwargs):
+        _C._program_refuse("a module has hooks")  # what they do in Python would be lost in a replay
         pending = list(self._forward_hooks.values())
         result = backward = None
         try:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import pydist
 from pydist import _C
 from pydist._grad_mode import no_grad
+from pydist._replay import in_python
 from pydist.distributed import member
 from pydist.distributed._group.logical import current as logical_now
 from pydist.distributed._group.process_group import current
@@ -241,6 +242,7 @@ class DistributedDataParallel(Module, Joinable):
         self._sync_buffers(owner)
 
     def _forward_of_shard(self, args, kwargs):
+        _C._program_refuse("it runs logical shards")
         if self._logical.open is None and _C.is_grad_enabled():
             if self.reducer.shards != 1:
                 raise RuntimeError(
@@ -267,6 +269,11 @@ class DistributedDataParallel(Module, Joinable):
     def forward(self, *args, **kwargs):
         if self.runs_shards:
             return self._forward_of_shard(args, kwargs)
+        self._before_forward()
+        return self.module(*args, **kwargs)
+
+    @in_python
+    def _before_forward(self):
         buffers = self.broadcast_buffers and self.require_forward_param_sync and self.process_group.size > 1
         self.require_forward_param_sync = reduces = self.reducer.sync and _C.is_grad_enabled()
         first = 0
@@ -278,7 +285,6 @@ class DistributedDataParallel(Module, Joinable):
         if reduces:
             self._check_replicas_now_and_then()
             self.reducer.prepare()
-        return self.module(*args, **kwargs)
 
     @property
     def require_backward_grad_sync(self):

@@ -5,6 +5,7 @@ import math
 from pydist import _C
 from pydist._grad_mode import no_grad
 from pydist._names import also_named
+from pydist._replay import in_python
 
 also_named(__name__, clip_grad="", convert_parameters="")
 
@@ -109,7 +110,11 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
     >>> pydist.nn.utils.clip_grad_norm_([p], 1.0).item(), round(p.grad[1].item(), 4)
     (5.0, 0.8)
     """
-    parameters = _listed(parameters)
+    return _clip(_listed(parameters), max_norm, norm_type, error_if_nonfinite)
+
+
+@in_python
+def _clip(parameters, max_norm, norm_type, error_if_nonfinite):
     norm = get_total_norm(_grads(parameters), norm_type, error_if_nonfinite)
     clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

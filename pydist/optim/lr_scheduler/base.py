@@ -1,6 +1,7 @@
 """What all schedules share."""
 
 from pydist import _C
+from pydist._replay import in_python
 from pydist.optim.optimizer import Optimizer
 
 
@@ -59,6 +60,12 @@ class LRScheduler:
         """The rates set by the last step, one per group."""
         return self._last_lr
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "step" in cls.__dict__:
+            cls.step = in_python(cls.step)
+
+    @in_python
     def step(self, epoch=None):
         """Sets the rates of the next epoch, or of the given one."""
         self._step_count += 1
