@@ -471,7 +471,7 @@ class _Column:
             missing = numbers >= counts.reshape(-1, 1) if self.varying else (counts.reshape(-1, 1) + numbers * 0) < 0
             if missing.any():
                 values, data = self._filled(values.reshape(rows, size, *two), missing, data)
-        values = values.reshape(*shape, *two)
+        values = values.reshape((*shape, *two))
         return StringTensor._of(data, values) if two else values
 
     def _steps(self, counts, size):

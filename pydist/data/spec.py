@@ -171,6 +171,11 @@ def _has_strings(value):
     return isinstance(value, (str, bytes, bytearray, StringTensor))
 
 
+def of_python(value):
+    """Numbers and lists of them as a tensor. `import tensorflow` puts TensorFlow's rules here: integers are int32."""
+    return _C.tensor(value, device="cpu")
+
+
 def as_leaf(value, where):
     """A tensor, tensor of strings or data set of what a program gave."""
     if isinstance(value, (_C.Tensor, StringTensor)) or value is None:
@@ -192,7 +197,7 @@ def as_leaf(value, where):
     try:
         if isinstance(value, list) and any(isinstance(part, _C.Tensor) for part in value):
             return _C.stack([as_leaf(part, where) for part in value])
-        return _C.tensor(value, device="cpu")
+        return of_python(value)
     except TypeError as error:
         raise TypeError(
             f"{where}: got {kind.__name__} (expected tensors, arrays, numbers or strings): {error}"

@@ -55,5 +55,5 @@ __getattr__, __dir__ = _lazy(
         _KERAS[:-1] + ".metrics.": "metrics=.",
         _KERAS[:-1] + ".optimizers.": "optimizers=.",
     },
-    "compat config debugging errors linalg math nest nn ragged random strings version",
+    "compat config debugging errors image io linalg math nest nn ragged random saved_model strings train version",
 )

@@ -6,6 +6,7 @@ it, as before), and operators take arrays and lists.
 """
 
 from pydist import _C, _functions
+from pydist.data import spec
 from pydist.data.spec import TensorSpec
 from pydist.data.strings import StringTensor, string
 from pydist.tensorflow import errors
@@ -312,6 +313,10 @@ class _StringDTypeReadings:
 class _SpecReadings:
     """Attributes of TensorSpec."""
 
+    def __init__(self, shape, dtype=_C.float32, name=None):
+        _before[TensorSpec, "__init__"](self, None if shape is None else TensorShape(shape), as_dtype(dtype), name)
+        self.shape = None if shape is None else TensorShape(shape)
+
     @classmethod
     def from_tensor(cls, tensor, name=None):
         """The spec of a tensor."""
@@ -345,6 +350,7 @@ def install():
     for name in _IN_PLACE:
         _replace(Tensor, f"__i{name}__", _in_place(f"__i{name}__"))
     _C._set_foreign_operands(_foreign)
+    spec.of_python = tensor
     errors._install()
 
 

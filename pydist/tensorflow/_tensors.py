@@ -195,6 +195,8 @@ def _of_python(value, dtype, like):
     """A number, a string, or nested lists of numbers. Integers are int32 if all of them fit."""
     if isinstance(value, (str, bytes, bytearray)):
         return _of_strings(value, dtype)
+    if dtype is string and isinstance(value, list) and not value:
+        return StringTensor([b""])[:0]
     if dtype is string:
         raise TypeError(f"convert_to_tensor: got {value!r} (expected strings)")
     try:

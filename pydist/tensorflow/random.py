@@ -250,6 +250,16 @@ class Generator:
         """Begins anew, with this seed."""
         self._begin((int(seed),))
 
+    def state_dict(self):
+        """Where the stream is: for tf.train.Checkpoint."""
+        return {"numbers": list(self._numbers), "children": self._children, "stream": self._stream.get_state()}
+
+    def load_state_dict(self, state):
+        """Goes where another generator was."""
+        self._begin(state["numbers"])
+        self._children = state["children"]
+        self._stream.set_state(state["stream"])
+
     def uniform(self, shape, minval=0, maxval=None, dtype="float32", name=None):
         """Numbers in [minval, maxval), evenly spread."""
         return _uniform(shape, minval, maxval, dtype, self._stream)

@@ -19,7 +19,7 @@ def run(*command, cwd=None, **env):
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300, env=env, cwd=cwd)
 
 
-@pytest.mark.parametrize("file", ["facade.py"])
+@pytest.mark.parametrize("file", ["facade.py", "saved_files.py"])
 def test_in_its_own_process(file):
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pydist.compat", HERE / file)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-8000:] + done.stderr
@@ -47,7 +47,8 @@ def test_missing_names_are_named_where_they_are_used(tmp_path):
     for line, error in {
         "tf.reduce_men([1])": "AttributeError: pydist has no tensorflow.reduce_men, near: reduce_mean, reduce_min, ",
         "tf.nn.sofmax([1.])": "AttributeError: pydist has no tensorflow.nn.sofmax, near: softmax",
-        "tf.Session()": "AttributeError: pydist has no tensorflow.Session: there is no graph mode (expected eager code; ",
+        "tf.Session()": "AttributeError: pydist has no tensorflow.Session: there is no graph mode (expected eager "
+        "code; ",
         "tf.compat.v1.placeholder(1)": "AttributeError: pydist has no tensorflow.compat.v1.placeholder: there is no gr",
         "import tensorflow.estimator": "ModuleNotFoundError: pydist has no module tensorflow.estimator",
         "from tensorflow.math import ad": "ImportError: cannot import name 'ad' from 'pydist.tensorflow.math'",
@@ -66,7 +67,8 @@ def test_check_knows_torch_keras_and_tensorflow(tmp_path):
         "from tensorflow.keras.layers import Dense, Dens\n"
         "from tensorflow import keras as k, nothing\n"
         "tf.add, tf.Variable, tf.data.Dataset.range, tf.distribute.MirroredStrategy, k.Sequential, keras.ops.abs\n"
-        "tf.math.reduce_men; k.layers.Densee; keras.ops.abss; torch.nn.Linar; tf1.placeholder; tf.keras.models.loadmodel\n"
+        "tf.math.reduce_men; k.layers.Densee; keras.ops.abss; torch.nn.Linar; tf1.placeholder; "
+        "tf.keras.models.loadmodel\n"
     )
     done = run("-m", "pydist.compat", "--check", script)
     assert done.returncode == 1 and not done.stderr
@@ -77,7 +79,8 @@ def test_check_knows_torch_keras_and_tensorflow(tmp_path):
         "7: no tensorflow.keras.layers.Densee, near: Dense",
         "7: no keras.ops.abss, near: abs, fabs",
         "7: no torch.nn.Linar, near: Linear",
-        "7: no tensorflow.compat.v1.placeholder: there is no graph mode (expected eager code; tf.function marks a function that "
+        "7: no tensorflow.compat.v1.placeholder: there is no graph mode (expected eager code; tf.function marks a "
+        "function that "
         "is called often)",
         "7: no tensorflow.keras.models.loadmodel, near: load_model, clone_model",
         "1 files, 8 names missing",
@@ -85,6 +88,6 @@ def test_check_knows_torch_keras_and_tensorflow(tmp_path):
 
 
 def test_tensorflow_itself_must_not_be_there_before():
-    code = "import sys, types; sys.modules['tensorflow'] = types.ModuleType('tensorflow')\nimport pydist.compat as c\nc.install()"
-    done = run("-c", code)
+    code = "import sys, types; sys.modules['tensorflow'] = types.ModuleType('tensorflow')"
+    done = run("-c", f"{code}\nimport pydist.compat as c\nc.install()")
     assert "compat: tensorflow is already imported (expected install() before that)" in done.stderr.splitlines()[-1]

@@ -170,6 +170,10 @@ class Variable(KerasVariable):
 
     __array_priority__ = 1000  # arrays leave operators to it
 
+    def __array__(self, dtype=None, copy=None):
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
     def __getitem__(self, index):
         return _arrays.picked(self.value, index).clone()
 

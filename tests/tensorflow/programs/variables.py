@@ -43,6 +43,7 @@ print(
     n.scatter_nd_sub([[2]], [10]).numpy(),
 )
 print(n.sparse_read([3, 0]).numpy(), n.gather_nd([[1]]).numpy(), n.ref().deref() is n, n.ref() in {n.ref()})
+print(np.array(v), np.asarray(v, dtype="float64").dtype, np.asarray(tf.constant([1, 2])))
 start = tf.constant([1.0, 2.0])
 moved = tf.Variable(start)
 moved.assign_add([1.0, 1.0])
