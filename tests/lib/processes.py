@@ -50,8 +50,10 @@ def launch(*args, timeout=20, **more):
 
 
 def shared_files():
-    """The names in /dev/shm, without those of other programs (semaphores, Open MPI's vader), which come and go."""
-    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "vader_segment", "psm_")))
+    """The names in /dev/shm, without those of other programs (semaphores, Open MPI's vader), which come and go, and
+    those of LLVM's OpenMP, which a killed process leaves behind."""
+    others = ("sem.", "vader_segment", "psm_", "__KMP_REGISTERED_LIB_")
+    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(others))
 
 
 def is_alive(pid):
