@@ -68,6 +68,9 @@ bool pd_reducer_is_closed(const pd_reducer *r); /* none is open */
 pd_status pd_reducer_open_shard(pd_reducer *r, int k, uint64_t site);
 pd_status pd_reducer_last_backward(pd_reducer *r);
 pd_status pd_reducer_close_shard(pd_reducer *r, uint64_t site);
+/* From now on float32 gradients of shards are rounded to float16 or bfloat16 before they are added, and so is their
+   mean, as by the communication hooks of these names. PD_E_VALUE: another dtype. */
+pd_status pd_reducer_round_shards(pd_reducer *r, pd_dtype half);
 /* From now on each shard's gradients are hashed (hash.h). hashes: [borrowed] by parameter, those of the shard that was
    closed last; 0: it did not reach the parameter; NULL: they are not hashed. */
 pd_status pd_reducer_hash_shards(pd_reducer *r);

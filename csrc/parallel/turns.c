@@ -17,6 +17,7 @@ struct pd_turns {
     int at;             /* the one under way, of these; -1: none */
     bool last, closed;
     bool *added, *used; /* by parameter: in this shard, in this step */
+    pd_dtype rounded;   /* gradients of shards, and their mean, are rounded to this 16-bit dtype; PD_NO_DTYPE: no */
     uint64_t *hashes;   /* by parameter: of this shard's gradient, 0: none; NULL: nobody asks for them */
     pd_tensor **homes;  /* [strong] HOMES by parameter: where backward may write a gradient; NULL: not made yet */
 };
@@ -73,6 +74,7 @@ pd_status pd_turns_new(pd_reducer *r, pd_blocks *b) {
     pd_blocks_retain(r->turns->blocks = b);
     r->turns->at = -1;
     r->turns->closed = true;
+    r->turns->rounded = PD_NO_DTYPE;
     r->divisor = b->shards;
     return allocate(r, r->turns);
 }
@@ -170,6 +172,25 @@ static pd_status elements_of(const pd_slot *s, pd_tensor *g, const void **out, p
     return PD_OK;
 }
 
+static void round_in_place(pd_dtype half, char *data, int64_t n) {
+    uint16_t tile[512];
+    for (int64_t at = 0; at < n; at += 512) {
+        int64_t m = n - at < 512 ? n - at : 512;
+        char *here = data + (size_t)at * sizeof(float);
+        pd_reduce_round(half, here, (char *)tile, m, 1);
+        pd_reduce_widen(half, (char *)tile, here, m);
+    }
+}
+
+static bool is_rounded(const pd_turns *t, pd_dtype dtype) { return t->rounded != PD_NO_DTYPE && dtype == PD_F32; }
+
+pd_status pd_reducer_round_shards(pd_reducer *r, pd_dtype half) {
+    if (half != PD_F16 && half != PD_BF16)
+        return pd_fail(PD_E_VALUE, "round_shards: dtype is %s (expected float16 or bfloat16)", pd_dtype_name(half));
+    r->turns->rounded = half;
+    return PD_OK;
+}
+
 pd_status pd_turns_add(pd_slot *s) {
     pd_reducer *r = s->r;
     pd_turns *t = r->turns;
@@ -177,6 +198,8 @@ pd_status pd_turns_add(pd_slot *s) {
     const void *elements = NULL;
     if (!t->own || pd_turns_has(s)) return PD_OK;
     if (g) PD_TRY(elements_of(s, g, &elements, &copy));
+    if (g && is_rounded(t, s->piece->dtype))
+        round_in_place(t->rounded, (char *)(uintptr_t)elements, s->piece->numel);
     size_t bytes = (size_t)s->piece->numel * pd_dtype_size(s->piece->dtype);
     if (t->hashes) t->hashes[s - r->slots] = g ? pd_hash64(elements, bytes) : 0;
     pd_status status = pd_stack_add(&t->stack, turn_of(r), s->piece, elements);
@@ -215,6 +238,9 @@ pd_status pd_turns_deliver(pd_reducer *r) {
     for (int b = 0; sums != &r->flat && b < r->layout.nbuckets; b++)
         pd_reduce_round(r->layout.buckets[b].dtype, sums->buckets[b].data, r->flat.buckets[b].data,
                         r->layout.buckets[b].numel, 1);
+    for (int b = 0; b < r->layout.nbuckets; b++)
+        if (is_rounded(r->turns, r->layout.buckets[b].dtype))
+            round_in_place(r->turns->rounded, r->flat.buckets[b].data, r->layout.buckets[b].numel);
     for (int i = 0; i < r->n; i++) {
         pd_slot *s = &r->slots[i];
         PD_TRY(pd_grad_take(s->param, &s->owner, s->view));

@@ -6,15 +6,14 @@ shards: with 8 shards 1 rank runs 8, 3 ranks run 3, 3 and 2, 8 ranks one each, a
 docs/guide/shards.md explains it; docs/internals/shards.md says what exactly a shard is.
 """
 
-from collections import Counter
 from time import perf_counter_ns
 
 import pydist
 from pydist import _C, _replicas
 from pydist.distributed import ledger, member
 from pydist.distributed._group import process_group
-from pydist.distributed._group.logical import current, key_of
-from pydist.utils.data.distributed import DistributedSampler
+from pydist.distributed._group.logical import current
+from pydist.distributed.sources import source_of
 
 __all__ = ["Shard", "Shards", "Step", "shards"]
 
@@ -178,62 +177,35 @@ class Shards:
 
     def __init__(self, loader, accumulate=1, count=None, overlap=True):
         self._logical = _logical("shards")
-        sampler = getattr(loader.batch_sampler, "sampler", None)
-        if not isinstance(sampler, DistributedSampler) or not sampler.is_by_shard:
-            raise ValueError(
-                f"shards: the loader's sampler is {type(sampler).__name__} of its own ranks (expected DistributedSampler("
-                "data), made after init_process_group(logical_shards=...), with a batch_size)"
-                if isinstance(sampler, DistributedSampler)
-                else f"shards: the loader's sampler is {type(sampler).__name__} (expected DistributedSampler(data) and a "
-                "batch_size, so that rows belong to shards)"
-            )
         if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
             raise ValueError(f"shards: accumulate is {accumulate!r} (expected a number of micro-batches, at least 1)")
         if count is not None and not callable(count):
             raise TypeError(f"shards: count is {type(count).__name__} (expected a function of a batch, or None)")
-        self.loader, self.accumulate, self.count, self.overlap = loader, accumulate, count, overlap
-        self._sampler, self._resumed = sampler, None
+        self.source = source_of(loader, accumulate, self._logical)
+        self.count, self.overlap, self._resumed = count, overlap, None
         self._done, self._now = 0, None  # steps of this epoch that were made; the one under way
         _replicas.stepping = _check_step
 
-    def _items(self):
-        """How many items the largest shard has."""
-        return len(range(0, self._sampler.total_size, self._logical.shards))
-
     def __len__(self):
         """Steps of an epoch."""
-        size, items = self.loader.batch_sampler.batch_size, self._items()
-        batches = items // size if self.loader.batch_sampler.drop_last else -(-items // size)
-        return (batches + self.accumulate - 1) // self.accumulate
-
-    def _tasks(self, step):
-        """(shard, the state of its random generator, indices) of this rank's micro-batches of a step, in order."""
-        size, drop = self.loader.batch_sampler.batch_size, self.loader.batch_sampler.drop_last
-        for shard in self._logical.mine():
-            for n in range(step * self.accumulate, (step + 1) * self.accumulate):
-                indices = self._sampler.of_shard(shard, n * size, (n + 1) * size, self._order)
-                if indices and not (drop and len(indices) < size):
-                    yield shard, (self._seed, n << 32, shard), indices
+        return len(self.source)
 
     def _begin(self):
         """Begins an epoch, or goes on in one."""
-        if self._resumed is not None:
-            self._sampler.set_epoch(self._resumed["epoch"])
-            self._logical.step = self._resumed["step"]
-        self._sampler.start_epoch()
-        self._done = 0 if self._resumed is None else self._resumed["done"]
-        self._began_with = _C._rng_key()[0] if self._resumed is None else self._resumed["seed"]
-        self._resumed = None
-        self._seed = key_of("data", self._began_with, self._sampler.seed, self._sampler.epoch)
-        self._order = self._sampler.order()
-        self._feed = self._fed_for = None
+        state, self._resumed = self._resumed, None
+        self._done = 0 if state is None else state["done"]
+        self._began_with = _C._rng_key()[0] if state is None else state["seed"]
+        if state is not None:
+            self._logical.step = state["step"]
+        self.source.begin(None if state is None else state["epoch"], self._began_with)
 
     def _next(self, kind=Step):
-        """The next step. After one that was not made, it is the same step once more."""
-        if self._feed is None or self._fed_for != self._logical.mine():
-            self._fed_for, self._feed = self._logical.mine(), self._batches(self._done)
-        lengths = Counter(shard for shard, _, _ in self._tasks(self._done))
-        self._now = kind(self._logical, self._feed, lengths, self.overlap, self.count)
+        """The next step, or None at the end. After one that was not made, it is the same step once more."""
+        found = self.source.step(self._done)
+        if found is None:
+            self._done = 0
+            return None
+        self._now = kind(self._logical, *found, self.overlap, self.count)
         return self._now
 
     def _made(self):
@@ -245,8 +217,7 @@ class Shards:
 
     def __iter__(self):
         self._begin()
-        while self._done < len(self):
-            step = self._next()
+        while (step := self._next()) is not None:
             yield step
             if not step.has_gradient:
                 raise RuntimeError(
@@ -254,20 +225,13 @@ class Shards:
                     "end)"
                 )
             self._made()
-        self._done = 0
-
-    def _batches(self, first):
-        """The batches of this rank from a step on, made ahead by the loader's workers."""
-        self.loader._seed = self._seed
-        jobs = ((state, indices) for step in range(first, len(self)) for _, state, indices in self._tasks(step))
-        return iter(self.loader._from_jobs(jobs, libraries=True))
 
     def state_dict(self):
         """Where the loop is, for any number of ranks: another loop goes on behind this step. Call it after the
         optimizer's step, or between loops. The models' and optimizers' states are not part of it."""
         made = self._now is not None and self._now.has_gradient
         return {
-            "epoch": self._sampler.epoch,
+            "epoch": self.source.epoch,
             "done": self._done + made,
             "step": self._logical.step + made,
             "seed": self._began_with,
@@ -291,7 +255,8 @@ def shards(loader, accumulate=1, count=None, overlap=True):
                     loss_fn(model(x), y).backward()
             optimizer.step()
 
-    loader: a DataLoader with a batch_size and a DistributedSampler without num_replicas and rank. accumulate: so many
+    loader: a DataLoader with a batch_size and a DistributedSampler without num_replicas and rank; or with an
+    IterableDataset, which is read once for each shard, as get_worker_info() says. accumulate: so many
     micro-batches a shard and step; their gradients add up. count: a function of a batch that says how many samples or
     tokens it has, for Step.global_mean; the batches of a step are then loaded before its first forward. overlap=False:
     gradients are added and reduced at the end of a shard, not during its last backward, so a shard may call backward

@@ -13,7 +13,15 @@ from pydist import nn
 from pydist.distributed._group.numerics import fingerprint
 from pydist.nn.parallel import DistributedDataParallel
 from pydist.testing import RankFailed, run_ranks
-from pydist.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from pydist.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    UnevenSampler,
+    get_worker_info,
+)
 
 
 def alone(kind, **how):
@@ -154,6 +162,70 @@ def test_rows_and_their_random_numbers_belong_to_shards(how):
         found = run_ranks(world, items if not how else lambda rank: items(rank, **how))
         assert {k: v for part in found for k, v in part.items()} == want
         assert sum(map(len, found)) == len(want)
+
+
+class Stream(IterableDataset):
+    """Shard v of V has the numbers v, v + V, ... below 23, each with a random one."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        for i in range(info.id, 23, info.num_workers):
+            yield i, pydist.rand(1).item()
+
+
+def streamed(rank, resume=None):
+    dist.init_process_group(logical_shards=4)
+    pydist.manual_seed(5)
+    loader, found = DataLoader(Stream(), batch_size=2), {}
+    for epoch in range(2):
+        loop = dist.shards(loader, accumulate=2)
+        if resume is not None:
+            loop.load_state_dict(resume)
+        for step in loop:
+            for shard in step:
+                found[step.number, shard.number] = [[x.tolist() for x in batch] for batch in shard]
+            if resume is None and step.number == 2:
+                found["state"] = loop.state_dict()
+        if resume is not None:
+            break
+    return found
+
+
+def test_a_stream_for_each_shard():
+    want = run_ranks(1, streamed)[0]
+    state = want.pop("state")
+    assert [key for key in want if not key[1]] == [(step, 0) for step in range(4)]  # two steps in each of two passes
+    assert [batch[0] for batch in want[0, 1]] == [[1, 5], [9, 13]] and [b[0] for b in want[1, 3]] == [[19]]
+    assert want[0, 0] != want[2, 0] and state["done"] == 1 and state["epoch"] == 1
+    for world in (2, 3):
+        found = run_ranks(world, streamed)
+        for part in found:
+            assert part.pop("state") == state
+        assert {k: v for part in found for k, v in part.items()} == want
+    rest = run_ranks(3, streamed, state)
+    assert {k: v for part in rest for k, v in part.items()} == {k: v for k, v in want.items() if k[0] == 3}
+
+
+def test_streams_with_workers():
+    def work(rank):
+        dist.init_process_group(logical_shards=2)
+        dist.shards(DataLoader(Stream(), batch_size=2, num_workers=1))
+
+    with pytest.raises(RankFailed, match="an IterableDataset with num_workers=1 and batch_size=2"):
+        run_ranks(1, work)
+
+
+def test_evaluation_over_the_rows_of_shards():
+    """A loop over the sampler gives the rows of all shards of a rank, each once."""
+
+    def work(rank):
+        dist.init_process_group(logical_shards=4)
+        sampler = DistributedSampler(range(11), shuffle=False, pad=False)
+        return list(sampler), len(sampler)
+
+    found = run_ranks(3, work)
+    assert sorted(row for rows, _ in found for row in rows) == list(range(11))
+    assert [len(rows) for rows, _ in found] == [n for _, n in found] == [6, 3, 2]
 
 
 def test_threads_of_a_loader():
@@ -386,6 +458,44 @@ def test_several_backwards_without_overlap():
     assert run_ranks(2, work) == [[True] * 4] * 2
 
 
+@pytest.mark.parametrize("name, dtype", [("fp16", pydist.float16), ("bf16", pydist.bfloat16)])
+def test_hooks_that_round_each_shard(name, dtype):
+    def work(rank, by_name):
+        dist.init_process_group(logical_shards=4)
+        net, data, loss_of, *_ = parts("mlp", 16)
+        model = DistributedDataParallel(net)
+        if by_name:
+            model.register_builtin_comm_hook(name)
+        else:
+            hooks = pydist.distributed.algorithms.ddp_comm_hooks.default_hooks
+            model.register_comm_hook(None, getattr(hooks, f"{name}_compress_hook"))
+        for step in dist.shards(DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False))):
+            for shard in step:
+                for x, y in shard:
+                    loss_of(model(x), y).backward()
+        return [p.grad.numpy().tobytes() for p in model.parameters()]
+
+    def leaves(rank):
+        dist.init_process_group(logical_shards=4)
+        net, data, loss_of, *_ = parts("mlp", 16)
+        found, seed = [], pydist.initial_seed()
+        for v in range(4):
+            net.zero_grad()
+            pydist._C._rng_shard(0)
+            pydist.set_rng_state(pydist._C.Generator().manual_seed(seed).get_state())
+            pydist._C.set_rng_state((seed, 1 << 32, v))
+            rows = range(v, 16, 4)
+            loss_of(net(data[rows][0]), data[rows][1]).backward()
+            found.append([p.grad.to(dtype).float() for p in net.parameters()])
+        return [
+            (((a + b) + (c + d)) * 0.25).to(dtype).float().numpy().tobytes() for a, b, c, d in zip(*found, strict=True)
+        ]
+
+    want = run_ranks(1, leaves)[0]
+    for world in (1, 3, 4):
+        assert run_ranks(world, work, world != 3) == [want] * world, world
+
+
 @pytest.mark.parametrize("shards", [0, 3, 2048, "8", True, 2.0])
 def test_wrong_numbers_of_shards(shards):
     with pytest.raises(RankFailed, match=r"logical_shards is .* .expected a power of two, 1 to 1024"):
@@ -472,6 +582,24 @@ def test_the_launcher(tmp_path):
 
 
 # ---- memory
+
+
+def test_uneven_sampler():
+    def rows(shares, rank, **how):
+        return list(UnevenSampler(range(21), 8, shares, rank, **how))
+
+    parts = [rows([3, 1], rank, shuffle=False) for rank in (0, 1)]
+    assert parts == [[[0, 1, 2, 3, 4, 5], [8, 9, 10, 11, 12, 13], [16, 17, 18]], [[6, 7], [14, 15], [19, 20]]]
+    assert [len(UnevenSampler(range(21), 8, [3, 1], rank)) for rank in (0, 1)] == [3, 3]
+    assert rows([3, 1], 1, shuffle=False, drop_last=True) == [[6, 7], [14, 15]]
+    seen = [rows([5, 2, 1], rank) for rank in range(3)]
+    assert sorted(i for part in seen for batch in part for i in batch) == list(range(21))
+    sampler = UnevenSampler(range(21), 8, [1], 0)
+    first, loader = list(sampler), DataLoader(range(21), batch_sampler=sampler)
+    assert [batch.tolist() for batch in loader] == first and [batch.tolist() for batch in loader] != first
+    for args, text in (((4, [1, 0], 0), "shares"), ((4, [1], 1), "rank 1"), ((0, [1], 0), "batch_size")):
+        with pytest.raises(ValueError, match=text):
+            UnevenSampler(range(21), *args)
 
 
 def test_memory_of_gradients():

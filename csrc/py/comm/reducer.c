@@ -117,6 +117,14 @@ static PyObject *close_shard(PyObject *self, PyObject *unused) {
     return pd_py_none_or(status);
 }
 
+static PyObject *round_shards(PyObject *self, PyObject *dtype) {
+    pd_reducer *r = over_shards(self, "round_shards");
+    int64_t t;
+    if (!r || !pd_py_dtype(dtype, "round_shards", "dtype", &t)) return NULL;
+    PD_PY_TRY(pd_reducer_round_shards(r, (pd_dtype)t));
+    Py_RETURN_NONE;
+}
+
 static PyObject *hash_shards(PyObject *self, PyObject *unused) {
     pd_reducer *r = over_shards(self, "hash_shards");
     (void)unused;
@@ -368,6 +376,8 @@ static PyMethodDef methods[] = {
     {"close_shard", close_shard, METH_NOARGS,
      "close_shard()\n\nEnds the open shard, unless its last backward has done so. After the rank's last shard .grad is "
      "the mean over all shards of all ranks. A rank without shards calls only this."},
+    {"round_shards", round_shards, METH_O,
+     "round_shards(dtype)\n\nFrom now on gradients of shards, and their mean, are rounded to float16 or bfloat16."},
     {"hash_shards", hash_shards, METH_NOARGS, "hash_shards()\n\nFrom now on each shard's gradients are hashed."},
     {"times", times, METH_NOARGS,
      "times()\n\nThe time that the last reduced backward took, and the sum over all, in nanoseconds."},

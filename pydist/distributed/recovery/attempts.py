@@ -57,7 +57,7 @@ class Attempt(Step):
             return False
         if self._through:  # a collective behind the step: the others make it, too
             self._has_happened()
-        recover(self)
+        recover(self.transaction, self)
         return True
 
     def _has_happened(self):
@@ -79,21 +79,22 @@ class Attempt(Step):
             if process_group.current().size > 1:
                 process_group.current().barrier()
         except _C.PeerFailed:
-            if not recover(self):
+            if not recover(self.transaction, self):
                 raise _Again from None
         self._through = True
 
 
-def recover(attempt):
-    """Goes on with the survivors. Returns whether the step of the attempt happens. If not, the attempt is undone."""
-    transaction, decided = attempt.transaction, attempt.made
+def recover(transaction, attempt=None):
+    """Goes on with the survivors. Returns whether the step of the attempt happens. If not, the attempt is undone. Without
+    an attempt this rank is between two steps."""
+    decided = attempt is None or attempt.made
     group = process_group.current()
     while True:
         try:
             before, group = group, shrink_group()
-            has = attempt._at_gate and not attempt.made
+            at_gate = attempt is not None and attempt._at_gate and not attempt.made
             rows = pydist.zeros(group.size, 2, dtype=pydist.int64, device="cpu")
-            mine = pydist.tensor([transaction.steps, int(has)], dtype=pydist.int64, device="cpu")
+            mine = pydist.tensor([transaction.steps, int(at_gate)], dtype=pydist.int64, device="cpu")
             group.all_gather(rows, mine)
             made, have = zip(*rows.tolist(), strict=True)
             if not decided:
@@ -103,9 +104,9 @@ def recover(attempt):
                 else:
                     attempt._at_gate = False
                     transaction._undo()
-            attempt._logical.shares = None
+            current().shares = None
             member.rejoin(before, group)
-            return attempt.made
+            return attempt is not None and attempt.made
         except _C.PeerFailed:  # another rank died meanwhile
             continue
 
@@ -138,8 +139,14 @@ def attempts(transaction, loader, accumulate, count, overlap, balance):
     loop, logical = Shards(loader, accumulate, count, overlap), current()
     transaction._loop = loop
     loop._begin()
-    while loop._done < len(loop):
-        attempt = loop._next(Attempt)
+    while True:
+        try:
+            attempt = loop._next(Attempt)
+        except _C.PeerFailed:
+            recover(transaction)
+            continue
+        if attempt is None:
+            return
         attempt.transaction, attempt._entered = transaction, False
         yield attempt
         if not attempt._entered:
@@ -147,9 +154,10 @@ def attempts(transaction, loader, accumulate, count, overlap, balance):
                 "Transaction: an attempt without `with attempt:` (expected `with attempt:` around the loop's body)"
             )
         if not attempt.made:
-            loop._feed = None  # its batches are made again
             continue
         loop._made()
         if balance and logical.step % EVERY == 0:
-            _balance(logical, attempt._models)
-    loop._done = 0
+            try:
+                _balance(logical, attempt._models)
+            except _C.PeerFailed:
+                recover(transaction)

@@ -20,6 +20,7 @@ from pydist.nn.parallel._join import BACKWARD, BUFFERS, FORWARD, Follower, MEAN,
 
 _MIB = 1 << 20
 _OF_THE_GROUP = ("process_group", "reducer", "_reduced_at_wrap", "_comm_hook", "_follower", "_logical")  # not copied
+_ROUNDED = {"fp16": pydist.float16, "bf16": pydist.bfloat16}  # hooks that work with logical shards, too
 _BUILTIN = {"fp16_compress": "fp16", "bf16_compress": "bf16"}  # PyTorch's names of hooks in C
 
 
@@ -449,13 +450,21 @@ class DistributedDataParallel(Module, Joinable):
         """
         if not callable(hook):
             raise TypeError(f"register_comm_hook: hook is {type(hook).__name__} (expected a function)")
+        builtin = default_hooks.in_c(hook) if state in (None, self.process_group) else None
+        if self.runs_shards and builtin in _ROUNDED:
+            self._round_shards(builtin)
+            return
         self._hook_is_free("register_comm_hook")
-        half = default_hooks.in_c(hook) if self._on_gpu() and state in (None, self.process_group) else None
+        half = builtin if self._on_gpu() else None
         if half is not None:
             self.reducer.set_builtin_hook(half)
         elif self.process_group.size > 1:
             self.reducer.set_hook(PythonHook(self.reducer, [p for _, p in self._reduced_at_wrap], state, hook))
         self._comm_hook = "register_comm_hook", state, hook
+
+    def _round_shards(self, name):
+        self.reducer.round_shards(_ROUNDED[name])
+        self._comm_hook = "register_builtin_comm_hook", name
 
     def _on_gpu(self):
         return self._reduced_at_wrap[0][1].is_cuda and not _C.pretended_cuda()
@@ -463,7 +472,8 @@ class DistributedDataParallel(Module, Joinable):
     def _hook_is_free(self, op):
         if self.runs_shards:
             raise NotImplementedError(
-                f"{op}: a communication hook with logical shards (expected none: its sums depend on the number of ranks)"
+                f"{op}: a communication hook with logical shards (expected fp16, bf16 or none: the sums of others depend on "
+                "the number of ranks)"
             )
         if self._comm_hook is not None:
             raise RuntimeError(f"{op}: a hook is registered already (expected one hook, before the first step)")
@@ -481,6 +491,9 @@ class DistributedDataParallel(Module, Joinable):
         >>> model.register_builtin_comm_hook("topk", ratio=0.1)
         """
         name = _BUILTIN.get(name, name)
+        if self.runs_shards and name in _ROUNDED:
+            self._round_shards(name)
+            return
         self._hook_is_free("register_builtin_comm_hook")
         if name == "powersgd":
             from pydist.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook

@@ -12,7 +12,7 @@ from pydist.utils.data.dataset import (
     TensorDataset,
     random_split,
 )
-from pydist.utils.data.distributed import DistributedSampler
+from pydist.utils.data.distributed import DistributedSampler, UnevenSampler
 from pydist.utils.data.prefetch import get_worker_info
 from pydist.utils.data.sampler import (
     BatchSampler,
@@ -38,6 +38,7 @@ __all__ = [
     "Subset",
     "SubsetRandomSampler",
     "TensorDataset",
+    "UnevenSampler",
     "WeightedRandomSampler",
     "default_collate",
     "default_convert",

@@ -130,7 +130,12 @@ class DataLoader:
         resumed, self._resumed = self._resumed, None
         self._batches = resumed["batches"] if resumed and not self._is_iterable else 0
         epoch_of = next(
-            (s for s in (self.sampler, getattr(self.batch_sampler, "sampler", None)) if hasattr(s, "start_epoch")), None
+            (
+                s
+                for s in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
+                if hasattr(s, "start_epoch")
+            ),
+            None,
         )
         if resumed is None:
             if epoch_of is not None:

@@ -17,9 +17,8 @@ class DistributedSampler(Sampler):
     epoch.
 
     `num_replicas` and `rank` default to those of the process group. With logical shards (distributed.shards) the
-    replicas are these shards: `of_shard(v)` has the items of one, and iterating needs a rank with exactly one of them.
-    Raises ValueError for a rank out of range, RuntimeError for a loop over the sampler on a rank with another number of
-    logical shards.
+    replicas are these shards: `of_shard(v)` has the items of one, and a loop over the sampler, as in an evaluation, gives
+    those of all shards of this rank. Raises ValueError for a rank out of range.
 
     >>> import pydist
     >>> [list(pydist.utils.data.DistributedSampler(range(5), 2, rank, shuffle=False)) for rank in (0, 1)]
@@ -59,20 +58,20 @@ class DistributedSampler(Sampler):
     @property
     def num_samples(self):
         """The number of items of this rank."""
-        return len(range(self._replica(), self.total_size, self.num_replicas))
+        return sum(len(range(replica, self.total_size, self.num_replicas)) for replica in self._replicas())
 
-    def _replica(self):
+    def _replicas(self):
+        """The replicas that this rank is: itself, or its logical shards."""
         if not self.is_by_shard:
-            return self.rank
+            return [self.rank]
         from pydist.distributed._group.logical import current
 
-        mine = current().mine() if current() is not None else []
-        if len(mine) != 1:
+        if current() is None:
             raise RuntimeError(
-                f"DistributedSampler: this rank has {len(mine)} logical shards (expected one, or a loop `for step in "
-                "distributed.shards(loader):`)"
+                "DistributedSampler: the logical shards that it was made for are gone (expected a sampler made after "
+                "init_process_group)"
             )
-        return mine[0]
+        return current().mine()
 
     def order(self):
         """The order of this epoch, which all replicas share."""
@@ -87,10 +86,13 @@ class DistributedSampler(Sampler):
         return [order[i % size] for i in range(shard, self.total_size, self.num_replicas)[first:end]]
 
     def __iter__(self):
-        order, size, replica = self.order(), len(self.dataset), self._replica()
+        order = self.order()
+        return chain.from_iterable(self._items(replica, order) for replica in self._replicas())
+
+    def _items(self, replica, order):
         mine = order[replica : self.total_size : self.num_replicas]
         repeated = range(replica, self.total_size, self.num_replicas)[len(mine) :]
-        return chain(mine, [order[i % size] for i in repeated])
+        return chain(mine, [order[i % len(self.dataset)] for i in repeated])
 
     def __len__(self):
         return self.num_samples
@@ -115,3 +117,63 @@ class DistributedSampler(Sampler):
         if not self._epoch_is_fresh and not is_asked():
             self.epoch += 1
         self._epoch_is_fresh = False
+
+
+class UnevenSampler(Sampler):
+    """Batches for ranks of different speeds, in plain data-parallel training: each rank takes its share of the rows of each
+    global batch. Give it to a DataLoader as `batch_sampler`.
+
+    batch_size: rows of all ranks together. shares: a number for each rank, at least 1, such as rows a second. All ranks
+    make the same number of steps; in the last one, which may be shorter, a rank may have no row, and so an empty batch.
+    `DistributedDataParallel.global_mean` makes the loss of batches of different sizes exact. The other arguments are
+    those of DistributedSampler. Raises ValueError for shares below 1, a rank out of range, and a batch_size below 1.
+
+    >>> import pydist
+    >>> [list(pydist.utils.data.UnevenSampler(range(8), 4, [3, 1], rank, shuffle=False)) for rank in (0, 1)]
+    [[[0, 1, 2], [4, 5, 6]], [[3], [7]]]
+    """
+
+    def __init__(self, dataset, batch_size, shares, rank=None, shuffle=True, seed=0, drop_last=False):
+        if rank is None:
+            from pydist import distributed
+
+            rank = distributed.get_rank()
+        shares = list(shares)
+        if not shares or min(shares) < 1:
+            raise ValueError(f"UnevenSampler: shares is {shares} (expected a number for each rank, at least 1)")
+        if not 0 <= rank < len(shares):
+            raise ValueError(f"UnevenSampler: rank {rank} has no share (expected 0 to {len(shares) - 1})")
+        if batch_size < 1:
+            raise ValueError(f"UnevenSampler: batch_size is {batch_size} (expected at least 1)")
+        self.batch_size, self.shares, self.rank, self.drop_last = batch_size, shares, rank, drop_last
+        self.rows = DistributedSampler(dataset, 1, 0, shuffle, seed, pad=False)
+
+    def _part(self, count):
+        """Where this rank's rows of a batch of `count` rows begin and end."""
+        total, before = sum(self.shares), sum(self.shares[: self.rank])
+        return count * before // total, count * (before + self.shares[self.rank]) // total
+
+    def __iter__(self):
+        order = self.rows.order()
+        for begin in range(0, len(self) * self.batch_size, self.batch_size):
+            batch = order[begin : begin + self.batch_size]
+            low, high = self._part(len(batch))
+            yield list(batch[low:high])
+
+    def __len__(self):
+        size = len(self.rows.dataset)
+        return (size + (0 if self.drop_last else self.batch_size - 1)) // self.batch_size
+
+    @property
+    def epoch(self):
+        """The number of the next order."""
+        return self.rows.epoch
+
+    def set_epoch(self, epoch):
+        """Sets the epoch of the next order. All ranks must set the same one."""
+        self.rows.set_epoch(epoch)
+
+    def start_epoch(self):
+        """DataLoader calls this before it iterates. Goes to the next epoch, unless the present one has not been used
+        yet."""
+        self.rows.start_epoch()
