@@ -5,7 +5,8 @@
 
 FILE is any text in UTF-8. The default is the help texts of Python's own documentation. The first 90 % are for training,
 the rest for validation. The defaults are nanoGPT's for a CPU (4 layers, 4 heads, 128 features, 64 characters, 2,000
-steps with batches of 12). The batch is global: the ranks divide it, so the result does not depend on their number.
+steps with batches of 12). The batch is global: the ranks divide it, so the result does not depend on their number. With
+`--logical-shards 4` all parameters have the same bits on any number of ranks, too.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import pydist
 from pydist import distributed as dist
 from pydist import models, nn, optim
 from pydist.nn.parallel import DistributedDataParallel
+from pydist.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class Text:
@@ -50,6 +52,35 @@ def pairs(data, starts, block):
     """(inputs, targets): the `block` characters from each start on, and the same shifted by one."""
     places = np.asarray(starts)[:, None] + np.arange(block)
     return pydist.from_numpy(data[places]), pydist.from_numpy(data[places + 1])
+
+
+class Windows(Dataset):
+    """Parts of a text, each with its targets, from the given places on."""
+
+    def __init__(self, data, starts, block):
+        self.data, self.starts, self.block = data, starts, block
+
+    def __len__(self):
+        return len(self.starts)
+
+    def __getitem__(self, i):
+        x, t = pairs(self.data, self.starts[i : i + 1], self.block)
+        return x[0], t[0]
+
+
+def steps_of(args, data, rank, world):
+    """The batches of each step of this rank: one, or one for each of its logical shards. All ranks draw the same places,
+    and each takes its part."""
+    draw, last = np.random.default_rng(args.seed), len(data) - args.block - 1
+    if (shards := dist.get_logical_shards()) is None:
+        for _ in range(args.steps):
+            starts = draw.integers(0, last, args.batch_size)
+            yield [pairs(data, starts[rank::world], args.block)]
+        return
+    windows = Windows(data, draw.integers(0, last, args.steps * args.batch_size), args.block)
+    sampler = DistributedSampler(windows, shuffle=False)
+    for step in dist.shards(DataLoader(windows, batch_size=args.batch_size // shards, sampler=sampler)):
+        yield (batch for shard in step for batch in shard)
 
 
 def network(args, characters):
@@ -103,6 +134,9 @@ def arguments():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=1e-3, help="at its highest (default: %(default)s)")
     parser.add_argument("--dropout", type=float, default=0.0, help="default: %(default)s; of --model gpt")
+    parser.add_argument(
+        "--logical-shards", type=int, metavar="V", help="a step is the work of so many shards, on any ranks"
+    )
     parser.add_argument("--save", metavar="FILE", help="the weights, at the end")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     args = parser.parse_args()
@@ -126,21 +160,21 @@ def main():
     except (OSError, ValueError) as error:
         sys.exit(f"gpt: {error}")
 
-    dist.init_process_group()
+    dist.init_process_group(logical_shards=args.logical_shards)
     rank, world = dist.get_rank(), dist.get_world_size()
-    if args.batch_size % world:
-        sys.exit(f"gpt: --batch-size {args.batch_size} (expected a multiple of {world} ranks)")
+    if args.batch_size % (dist.get_logical_shards() or world):
+        whose = f"{world} ranks" if dist.get_logical_shards() is None else f"{dist.get_logical_shards()} logical shards"
+        sys.exit(f"gpt: --batch-size {args.batch_size} (expected a multiple of {whose})")
     model = DistributedDataParallel(net)
     optimizer = optimizer_of(net, args)
     schedule = optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, args.steps))
-    draw = np.random.default_rng(args.seed)  # all ranks draw the same starts, and each takes its part
+    loss = pydist.tensor(math.nan)  # of a rank without logical shards
     with tqdm(total=args.steps, unit="step", disable=args.no_progress or rank != 0) as bar:
-        for step in range(1, args.steps + 1):
-            starts = draw.integers(0, len(text.train) - args.block - 1, args.batch_size)
-            x, t = pairs(text.train, starts[rank::world], args.block)
+        for step, batches in enumerate(steps_of(args, text.train, rank, world), 1):
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x).flatten(0, 1), t.flatten())
-            loss.backward()
+            for x, t in batches:
+                loss = nn.functional.cross_entropy(model(x).flatten(0, 1), t.flatten())
+                loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             schedule.step()

@@ -6,7 +6,8 @@
 
 DIR has the idx files of MNIST or Fashion-MNIST. The default is scikit-learn's digits (8 x 8 pixels). The batch is
 global: the ranks divide it, so the result does not depend on their number. `--save FILE` writes a checkpoint after each
-epoch; `--resume FILE` continues from a checkpoint, with the same losses as a run without interruption.
+epoch; `--resume FILE` continues from a checkpoint, with the same losses as a run without interruption. With
+`--logical-shards 8` all parameters have the same bits on any number of ranks, too.
 """
 
 import argparse
@@ -81,18 +82,28 @@ def datasets(folder):
     return as_dataset(*train), as_dataset(*test)
 
 
+def steps_of(loader):
+    """The batches of each step of this rank: one, or one for each of its logical shards."""
+    if dist.get_logical_shards() is None:
+        yield from ([batch] for batch in loader)
+        return
+    for step in dist.shards(loader):
+        yield (batch for shard in step for batch in shard)
+
+
 def train_epoch(model, loader, optimizer, schedule, bar):
     """One pass over the loader. Returns the mean loss over all ranks' batches."""
     model.train()
     loss_of = nn.CrossEntropyLoss()
     total = pydist.zeros(2)
-    for images, labels in loader:
+    for batches in steps_of(loader):
         optimizer.zero_grad()
-        loss = loss_of(model(images), labels)
-        loss.backward()
+        for images, labels in batches:
+            loss = loss_of(model(images), labels)
+            loss.backward()
+            total += pydist.tensor([loss.item(), 1.0])
         optimizer.step()
         schedule.step()
-        total += pydist.tensor([loss.item(), 1.0])
         bar.update()
     dist.all_reduce(total)
     return (total[0] / total[1]).item()
@@ -137,6 +148,9 @@ def arguments():
     parser.add_argument("--save", metavar="FILE", help="a checkpoint after each epoch; {epoch} in FILE is its number")
     parser.add_argument("--resume", metavar="FILE", help="go on after the epoch of this checkpoint")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--logical-shards", type=int, metavar="V", help="a step is the work of so many shards, on any ranks"
+    )
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     args = parser.parse_args()
     if args.epochs is None:
@@ -156,16 +170,18 @@ def main():
     except (OSError, ValueError) as error:
         sys.exit(f"mnist: {error}")
 
-    dist.init_process_group()
+    dist.init_process_group(logical_shards=args.logical_shards)
     rank, world = dist.get_rank(), dist.get_world_size()
+    parts = dist.get_logical_shards() or world
     train_loader = DataLoader(
-        train, batch_size=-(-args.batch_size // world), sampler=DistributedSampler(train, seed=args.seed)
+        train, batch_size=-(-args.batch_size // parts), sampler=DistributedSampler(train, seed=args.seed)
     )
     test_loader = DataLoader(test, batch_size=1024, sampler=DistributedSampler(test, shuffle=False, pad=False))
 
     model = DistributedDataParallel(net)
     optimizer = optim.Adam(model.parameters(), lr=args.lr)
-    steps = args.epochs * len(train_loader)
+    steps_of_epoch = len(train_loader) if dist.get_logical_shards() is None else len(dist.shards(train_loader))
+    steps = args.epochs * steps_of_epoch
     schedule = optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     parts = {"model": net, "optimizer": optimizer, "schedule": schedule}
     done = 0
@@ -178,7 +194,7 @@ def main():
             sys.exit(f"mnist: --resume {args.resume}: {done} epochs are done (expected less than {args.epochs})")
 
     progress = {"unit": "batch", "disable": args.no_progress or rank != 0}
-    with tqdm(initial=done * len(train_loader), total=steps, **progress) as bar:
+    with tqdm(initial=done * steps_of_epoch, total=steps, **progress) as bar:
         for epoch in range(done + 1, args.epochs + 1):
             train_loader.sampler.set_epoch(epoch)
             loss = train_epoch(model, train_loader, optimizer, schedule, bar)
