@@ -5,7 +5,6 @@ as (an iterator over them in the order of its shards, how many each shard has), 
 ranks. Steps are asked for in order, but a step that was not made, or whose shards have changed hands, is asked again.
 """
 
-from collections import Counter
 from itertools import chain
 
 import pydist
@@ -56,13 +55,18 @@ class Rows:
         self.seed = key_of("data", seed, self.sampler.seed, self.sampler.epoch)
         self.order, self.made_for = self.sampler.order(), None
 
+    def _length(self, shard, step):
+        """How many micro-batches a shard has in a step."""
+        items = len(range(shard, self.sampler.total_size, self.logical.shards))
+        batches = items // self.size if self.drop else -(-items // self.size)
+        return max(0, min(self.accumulate, batches - step * self.accumulate))
+
     def _tasks(self, step):
-        """(shard, the state of its random generator, indices) of this rank's micro-batches of a step, in order."""
+        """(the state of its random generator, indices) of this rank's micro-batches of a step, in order."""
         for shard in self.logical.mine():
-            for n in range(step * self.accumulate, (step + 1) * self.accumulate):
+            for n in range(step * self.accumulate, step * self.accumulate + self._length(shard, step)):
                 indices = self.sampler.of_shard(shard, n * self.size, (n + 1) * self.size, self.order)
-                if indices and not (self.drop and len(indices) < self.size):
-                    yield shard, (self.seed, n << 32, shard), indices
+                yield (self.seed, n << 32, shard), indices
 
     def step(self, number):
         """This rank's micro-batches of a step."""
@@ -71,10 +75,10 @@ class Rows:
         if self.made_for != (number, self.logical.mine()):
             steps = range(number, len(self))
             self.loader._seed = self.seed
-            jobs = ((state, indices) for at in steps for _, state, indices in self._tasks(at))
+            jobs = (job for at in steps for job in self._tasks(at))
             self.feed = iter(self.loader._from_jobs(jobs, libraries=True))
         self.made_for = number + 1, self.logical.mine()
-        return self.feed, Counter(shard for shard, _, _ in self._tasks(number))
+        return self.feed, {shard: self._length(shard, number) for shard in self.logical.mine()}
 
 
 class Streams:

@@ -220,9 +220,9 @@ class DistributedDataParallel(Module, Joinable):
 
     def open_shard(self, at):
         """This rank begins its logical shard number `at`: with the buffers that the step began with."""
-        if at:
+        if at and self._buffers_at:
             self._put_buffers(self._buffers_before)
-        else:
+        elif self._buffers_at:
             self._buffers_before = [buffer.detach().clone() for buffer in self._buffers_now()]
         self.reducer.open_shard(at)
 
@@ -231,16 +231,17 @@ class DistributedDataParallel(Module, Joinable):
         self.reducer.close_shard()
         if (hashes := self.reducer.hashes) is not None:
             self.hashes_of_shard = {name: bits for (name, _), bits in zip(self._reduced_at_wrap, hashes) if bits}
-        if number == 0:
+        if number == 0 and self._buffers_at:
             self._buffers_after = [buffer.detach().clone() for buffer in self._buffers_now()]
 
     def end_step(self, owner):
         """All logical shards of this rank have ended. `owner`: the rank that ran shard 0."""
         if not self.reducer.shards:
             self.reducer.close_shard()
-        if self.process_group.rank == owner:
-            self._put_buffers(self._buffers_after)
-        self._sync_buffers(owner)
+        if self._buffers_at:
+            if self.process_group.rank == owner:
+                self._put_buffers(self._buffers_after)
+            self._sync_buffers(owner)
 
     def _forward_of_shard(self, args, kwargs):
         _C._program_refuse("it runs logical shards")

@@ -8,7 +8,7 @@ from pydist import _C, cuda
 from pydist.distributed._group.process_group import get_rank
 from pydist.utils.data import _order
 from pydist.utils.data.collate import default_collate, default_convert
-from pydist.utils.data.dataset import IterableDataset
+from pydist.utils.data.dataset import IterableDataset, row_getter
 from pydist.utils.data.fetch import END, of_indices, of_stream, random_libraries
 from pydist.utils.data.pin import pinned
 from pydist.utils.data.prefetch import prefetch
@@ -197,6 +197,10 @@ class DataLoader:
             return partial(of_stream, self.dataset, self.collate_fn, self.batch_size, self.drop_last)
         return partial(of_indices, self.dataset, self.collate_fn, self.batch_sampler is not None)
 
+    def _is_pure(self):
+        """Whether a batch is rows of tensors, so that no program of the user runs to make it."""
+        return self.batch_sampler is not None and self.collate_fn is default_collate and bool(row_getter(self.dataset))
+
     def _tasks(self):
         if self._is_iterable:
             return repeat(None)
@@ -211,6 +215,7 @@ class DataLoader:
         """The results of jobs, which are pairs (state of the random generator, task), in order. `libraries`: the
         generators of `random` and NumPy get a seed from that state, too, except in threads, which share them."""
         seed = self._seed
+        libraries = libraries and not self._is_pure()
         pins = self.pin_memory and cuda.is_available()
         if self.num_workers and self.multiprocessing_context is not None:
             made = self._from_processes(jobs, seed, libraries)
