@@ -70,9 +70,12 @@ def both(f):
 
 
 def in_place(f):
-    """The method f_, which writes f's result into the tensor."""
+    """The method f_, which writes f's result into the tensor. Where f takes a dtype, it computes in the tensor's."""
+    takes_dtype = "dtype" in (f.__kwdefaults__ or {})
 
     def write(self, *args, **kwargs):
+        if takes_dtype and kwargs.get("dtype") is None:
+            kwargs["dtype"] = self.dtype
         recorded = any(isinstance(t, Tensor) and t.requires_grad for t in (self, *args, *kwargs.values()))
         kept = self.clone() if recorded else self  # a copy, because the gradient may read it
         result = f(kept, *args, **kwargs)
