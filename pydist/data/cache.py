@@ -75,6 +75,9 @@ class Cache(Step):
         self._looked = path is None  # for the file
         self.elements = None  # of a stream, once a pass was whole
 
+    def onto(self, *inputs):
+        return Cache(inputs[0], self.path, self.name)
+
     @property
     def tree(self):
         stored = self.stored()

@@ -77,9 +77,9 @@ class Compressed(Step):
     def detail(self):
         return (self.kind, *self.files.detail())
 
-    def records_of(self, path):
-        """A generator of a file's records."""
-        source = _opened(path, self.kind)
+    def records_of(self, i):
+        """A generator of file i's records."""
+        path, source = self.files.paths[i], _opened(self.files.here(i)[0], self.kind)
         try:
             records = _FRAMINGS.get(self.files.framing, _lines)(self.files, path, source)
             yield from itertools.islice(records, self.files.skip, None)
@@ -169,7 +169,7 @@ class CompressedStream(Stream):
     def _next(self):
         while self.file < len(self.step.files.paths):
             if self.records is None:
-                self.records = self.step.records_of(self.step.files.paths[self.file])
+                self.records = self.step.records_of(self.file)
             record = next(self.records, None)
             if record is not None:
                 self.number += 1

@@ -1,7 +1,10 @@
 """Files of records that are read by number: where their records begin is found once, and kept beside large files."""
 
 import contextlib
+import fcntl
+import hashlib
 import os
+import shutil
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -36,10 +39,10 @@ class Files:
     """The records of files, numbered through. Files are looked at when that is first needed, not when a plan is made.
 
     `op`: what messages begin with. FIXED: records of `each` bytes after `head` bytes and before `foot` bytes. `skip`: the
-    first records of each file that are left out."""
+    first records of each file that are left out. `local`: a folder of this host, for copies of the files."""
 
-    def __init__(self, op, framing, paths, head=0, each=0, foot=0, skip=0):
-        self.op, self.framing, self.paths = op, framing, paths
+    def __init__(self, op, framing, paths, head=0, each=0, foot=0, skip=0, local=None):
+        self.op, self.framing, self.paths, self.local = op, framing, paths, local
         self.head, self.each, self.foot, self.skip = head, each, foot, skip
         self._lock, self._ready, self._counts, self._stats = threading.Lock(), None, None, None
 
@@ -53,6 +56,15 @@ class Files:
             self._stats = found
         return self._stats
 
+    def here(self, i):
+        """(path, bytes, time of the last change) of file i, or of its copy on this host."""
+        found = self.stats()[i]
+        return found if self.local is None else local_copy(self.local, *found)
+
+    def over(self, paths):
+        """The same of other files."""
+        return Files(self.op, self.framing, paths, self.head, self.each, self.foot, self.skip, self.local)
+
     def ready(self):
         """The engine's object, with all records counted."""
         if self._ready is None:
@@ -62,15 +74,13 @@ class Files:
         return self._ready
 
     def _opened(self):
-        stats = self.stats()
-        made = _C._data_files(self.op, self.framing, stats, self.head, self.each)
+        count = len(self.stats())
+        files = _each(self.here, count)
+        made = _C._data_files(self.op, self.framing, files, self.head, self.each)
         if self.framing == FIXED:
-            found = [self._fixed_count(path, size) for path, size, _ in stats]
-        elif len(stats) > 1:
-            with ThreadPoolExecutor(min(len(stats), 2 * pool.cores())) as threads:  # most of the time is the disk's
-                found = list(threads.map(lambda i: self._starts(made, i), range(len(stats))))
+            found = [self._fixed_count(path, size) for path, size, _ in files]
         else:
-            found = [self._starts(made, i) for i in range(len(stats))]
+            found = _each(lambda i: self._starts(made, i, *files[i]), count)
         totals = [0] + [_C._data_files_index(made, i, starts) for i, starts in enumerate(found)]
         self._counts = [b - a for a, b in zip(totals, totals[1:])]
         return made
@@ -84,12 +94,11 @@ class Files:
             )
         return bytes_of_records // self.each
 
-    def _starts(self, made, i):
-        starts = self._all_starts(made, i)
+    def _starts(self, made, i, path, size, changed):
+        starts = self._all_starts(made, i, path, size, changed)
         return starts[min(self.skip, len(starts) - 1) :]
 
-    def _all_starts(self, made, i):
-        path, size, changed = self.stats()[i]
+    def _all_starts(self, made, i, path, size, changed):
         if size < _LARGE:
             return _C._data_files_scan(made, i)
         beside = _index_path(os.fsdecode(path))
@@ -112,6 +121,35 @@ class Files:
     def detail(self):
         """What identifies the records in another process: the files' names and sizes."""
         return (self.head, self.each, self.skip, [(os.path.basename(path), size) for path, size, _ in self.stats()])
+
+
+def _each(function, count):
+    """[function(0), ..., function(count - 1)], in threads: most of the time is the disk's."""
+    if count < 2:
+        return [function(i) for i in range(count)]
+    with ThreadPoolExecutor(min(count, 2 * pool.cores())) as threads:
+        return list(threads.map(function, range(count)))
+
+
+def local_copy(folder, path, size, changed):
+    """(path, bytes, time of the last change) of a file's copy in a folder of this host. The first process that asks makes the
+    copy, and others on the host wait for it."""
+    mark = hashlib.sha256(repr((os.path.abspath(path), size, changed)).encode()).hexdigest()[:16]
+    copy = os.path.join(folder, f"{mark}-{os.path.basename(os.fsdecode(path))}")
+    os.makedirs(folder, exist_ok=True)
+    if not os.path.exists(copy):
+        with open(os.path.join(folder, f".{mark}.lock"), "w") as lock:  # its death frees it
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not os.path.exists(copy):
+                with open(path, "rb") as source, replacing(copy) as to:
+                    shutil.copyfileobj(source, to, 1 << 20)
+    at = os.stat(copy)
+    if at.st_size != size:
+        raise _C.DataError(
+            f"local_cache: {copy} has {at.st_size} bytes (expected {size}, as {os.fsdecode(path)}: it has changed while it was "
+            "copied; remove the copy)"
+        )
+    return os.fsencode(copy), at.st_size, at.st_mtime_ns
 
 
 def _index_path(path):

@@ -1,5 +1,6 @@
 """Steps that call functions of the program."""
 
+import copy
 import threading
 
 from pydist import _C
@@ -60,6 +61,12 @@ class Function:
             self.draws = self.draws or _C._rng_key()[1] > 0
             _C.set_rng_state(before)
 
+    def behind(self, step):
+        """The same function of another step's elements."""
+        made = copy.copy(self)
+        made.step = step
+        return made
+
     def said(self):
         """What messages call it."""
         return f"{self.where}: function {function_name(self.fn)}"
@@ -74,6 +81,10 @@ class Results:
 
     def __init__(self, function):
         self.function, self.tree, self.known, self._lock = function, None, False, threading.Lock()
+
+    def behind(self, step):
+        """Those of the function of another step's elements."""
+        return Results(self.function.behind(step))
 
     def leaves(self, value, i):
         """The leaves of the result for element i."""

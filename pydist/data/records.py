@@ -73,9 +73,11 @@ def cycle_of(num_parallel_reads, where):
     return CYCLE if reads == AUTOTUNE else reads
 
 
-def of_files(filenames, where, framing, compression_type, num_parallel_reads, **layout):
+def of_files(filenames, where, framing, compression_type, num_parallel_reads, local_cache=None, **layout):
     """The plan of a data set of files: paths, or a data set of paths."""
     kind, cycle = kind_of(compression_type, where), cycle_of(num_parallel_reads, where)
+
+    layout["local"] = None if local_cache is None else os.fspath(local_cache)
 
     def of_paths(paths):
         files = Files(where, framing, paths, **layout)
@@ -98,6 +100,7 @@ class TFRecordDataset(Dataset):
     them. The first pass looks at the lengths of all records; those of files from 64 MiB on are kept in a hidden file beside
     them (`.NAME.index`). A file that is cut or damaged raises DataError. `num_parallel_reads`: so many files are read in
     turn, a record of each. `compression_type` "GZIP" or "ZLIB": the files are read from their beginnings, as streams.
+    `local_cache`: a folder of this host, to which each file is copied once before it is read.
 
     >>> import os, tempfile
     >>> from pydist.data import TFRecordDataset, TFRecordWriter
@@ -109,22 +112,24 @@ class TFRecordDataset(Dataset):
     [b'one', b'two']
     """
 
-    def __init__(self, filenames, compression_type=None, buffer_size=None, num_parallel_reads=None, name=None):
-        super().__init__(of_files(filenames, type(self).__name__, RECORDS, compression_type, num_parallel_reads))
+    def __init__(self, filenames, compression_type=None, buffer_size=None, num_parallel_reads=None, name=None,
+                 local_cache=None):  # fmt: skip
+        where = type(self).__name__
+        super().__init__(of_files(filenames, where, RECORDS, compression_type, num_parallel_reads, local_cache))
 
 
 class FixedLengthRecordDataset(Dataset):
     """The records of files in which each has `record_bytes` bytes, between a header and a footer, as strings."""
 
     def __init__(self, filenames, record_bytes, header_bytes=None, footer_bytes=None, buffer_size=None,
-                 compression_type=None, num_parallel_reads=None, name=None):  # fmt: skip
+                 compression_type=None, num_parallel_reads=None, name=None, local_cache=None):  # fmt: skip
         where = type(self).__name__
         head, foot = (
             0 if n is None else spec.count_of(n, where, what, 0)
             for n, what in ((header_bytes, "header_bytes"), (footer_bytes, "footer_bytes"))
         )
         layout = {"head": head, "each": spec.count_of(record_bytes, where, "record_bytes", 1), "foot": foot}
-        super().__init__(of_files(filenames, where, FIXED, compression_type, num_parallel_reads, **layout))
+        super().__init__(of_files(filenames, where, FIXED, compression_type, num_parallel_reads, local_cache, **layout))
 
 
 class TextLineDataset(Dataset):
@@ -139,8 +144,10 @@ class TextLineDataset(Dataset):
     [b'one', b'two']
     """
 
-    def __init__(self, filenames, compression_type=None, buffer_size=None, num_parallel_reads=None, name=None):
-        super().__init__(of_files(filenames, type(self).__name__, LINES, compression_type, num_parallel_reads))
+    def __init__(self, filenames, compression_type=None, buffer_size=None, num_parallel_reads=None, name=None,
+                 local_cache=None):  # fmt: skip
+        where = type(self).__name__
+        super().__init__(of_files(filenames, where, LINES, compression_type, num_parallel_reads, local_cache))
 
 
 class TFRecordOptions:

@@ -6,6 +6,8 @@ seeds. So a shuffled batch of slices is one random order of 64 numbers and one g
 steps have streams (streams.py): their elements come one after another.
 """
 
+import copy
+
 from pydist import _C
 from pydist.data import pool, spec
 from pydist.data.spec import ENDLESS, INFINITE, UNKNOWN
@@ -84,6 +86,15 @@ class Step:
     def tree(self):
         """The tree of an element, None also where it is not known yet."""
         return self.input.tree
+
+    def onto(self, *inputs):
+        """The same step behind other ones, whose elements have the same structure."""
+        made = copy.copy(self)
+        made.inputs = inputs
+        for name, value in vars(made).items():
+            if hasattr(value, "behind"):
+                setattr(made, name, value.behind(inputs[0]))
+        return made
 
     def count(self):
         """How many elements, INFINITE or UNKNOWN."""

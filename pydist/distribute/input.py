@@ -2,7 +2,6 @@
 on all ranks."""
 
 import contextlib
-import copy
 import logging
 import random
 import struct
@@ -121,34 +120,40 @@ def _is_pipeline(dataset):
     return data is not None and isinstance(dataset, data.Dataset)
 
 
-def own_rows(dataset, group):
-    """((rank, ranks), the data set of this rank's rows of each batch), or None where its plan does not allow it. The plan has
-    to read by number and to end in `batch`, but for steps that do not look into batches."""
-    if not _is_pipeline(dataset) or not dataset._node.indexed:
+def own_part(dataset, strategy, policy):
+    """(the group's rank and size, "MINE" or "FILES", the data set) of what this rank makes of a data set of pydist.data, or
+    None where every rank has to make all of it. MINE: its rows of each batch; FILES: batches for one replica of its files."""
+    group = strategy._group
+    if not _is_pipeline(dataset):
         return None
-    from pydist.data import Dataset, batch, order
+    from pydist.data import Dataset, parts
+    from pydist.data.step import mixed
 
-    above, step = [], dataset._node
-    while isinstance(step, (order.Prefetch, order.Repeat, order.Skip, order.Take)):
-        above.append(step)
-        step = step.input
-    if type(step) is not batch.Batch or step.part is not None:
+    kind, node = "MINE", None
+    if policy != "FILE":
+        node = parts.own_rows(dataset._node, group.rank, group.size)
+    if node is None and policy != "DATA" and (policy == "FILE" or not dataset._node.indexed):
+        kind, node = "FILES", parts.own_files(dataset._node, group.rank, group.size, strategy.num_replicas_in_sync)
+    if node is None:
+        if policy == "FILE":
+            raise ValueError(
+                "experimental_distribute_dataset: auto_shard_policy is FILE (expected a data set that lists at least "
+                f"{group.size} files, and batches that {strategy.num_replicas_in_sync} replicas can divide)"
+            )
         return None
-    made = batch.Batch(step.input, step.size, step.drop, (group.rank, group.size))
-    for one in reversed(above):
-        one = copy.copy(one)
-        one.inputs = (made,)
-        made = one
-    mine = Dataset(made, dataset._options)
+    mine = Dataset(node, dataset._options)
     mine._base = dataset._base  # the seed of random operations in functions
-    return (group.rank, group.size), mine
+    if kind == "FILES":  # whose elements have the same numbers on all ranks
+        mine._base = lambda: mixed(dataset._base(), group.rank)
+    return (group.rank, group.size), kind, mine
 
 
 class DistributedDataset:
     """What `experimental_distribute_dataset` returns: an iterable. Each element is an element of the dataset with
     PerReplica parts where the process has several replicas, else with this rank's rows.
 
-    Where a pydist.data.Dataset reads by number and ends in `batch`, a rank makes its own rows only.
+    Where a pydist.data.Dataset reads by number and ends in `batch`, and in functions of rows, a rank makes its own rows
+    only. Where it is a stream of at least as many files as there are ranks, a rank reads its own files only.
     """
 
     def __init__(self, strategy, dataset, options=None):
@@ -160,7 +165,7 @@ class DistributedDataset:
         self._strategy, self._dataset = strategy, dataset
         self._policy, self._mine = shard_policy(dataset), None
         if self._policy != "OFF" and strategy._group is not None:
-            self._mine = own_rows(dataset, strategy._group)
+            self._mine = own_part(dataset, strategy, self._policy)
             if self._mine is None and _is_pipeline(dataset):
                 _log.info("experimental_distribute_dataset: each rank makes whole batches and keeps its rows of them")
 
@@ -176,8 +181,11 @@ class DistributedDataset:
         strategy = self._strategy
         if self._mine is not None and strategy._group is not None:
             if self._mine[0] != (strategy._group.rank, strategy._group.size):  # ranks have died since
-                self._mine = own_rows(self._dataset, strategy._group)
-            return DistributedIterator(strategy, _MyRows(self._mine[1], len(strategy._devices)), self._op, None, "MINE")
+                self._mine = own_part(self._dataset, strategy, self._policy)
+            _, kind, mine = self._mine
+            if kind == "FILES":
+                return _FilesIterator(strategy, _several(mine, len(strategy._devices), self._op), self._op, None, "OWN")
+            return DistributedIterator(strategy, _MyRows(mine, len(strategy._devices)), self._op, None, "MINE")
         return DistributedIterator(strategy, self._dataset, self._op, self._divide, self._policy)
 
     def _divide(self, tensors, rows):
@@ -411,3 +419,10 @@ class DistributedIterator:
             if batches is None:
                 batches = found * len(self._strategy._devices)
         return batches
+
+
+class _FilesIterator(DistributedIterator):
+    """A pass over this rank's files, whose list is in the same order on all ranks."""
+
+    def _numbers(self):
+        return RankZeroDraws(self._strategy)

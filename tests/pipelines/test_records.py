@@ -269,6 +269,49 @@ def test_a_server_that_fails_is_asked_again(tmp_path, error, text):
     assert done.returncode == 1 and f"OSError: TFRecordDataset: {path}: cannot read it: {text}" in done.stderr
 
 
+def test_copies_on_this_host(tmp_path):
+    shared, local = tmp_path / "shared", tmp_path / "local"
+    shared.mkdir()
+    names = [write(shared / f"{i}", [f"{i}"] * 3) for i in range(3)]
+    packed = tmp_path / "shared" / "packed"
+    with TFRecordWriter(packed, "GZIP") as writer:
+        writer.write(b"packed")
+    dataset = TFRecordDataset(names, local_cache=local)
+    assert not local.exists()  # until it is read
+    whole = strings(dataset)
+    assert whole == [b"0"] * 3 + [b"1"] * 3 + [b"2"] * 3
+    assert strings(TFRecordDataset(packed, "GZIP", local_cache=local)) == [b"packed"]
+    copies = sorted(path.name.partition("-")[2] for path in local.iterdir() if not path.name.startswith("."))
+    assert copies == ["0", "1", "2", "packed"]
+    begun = iter(TFRecordDataset(names, local_cache=local))
+    next(begun)
+    other = iter(TFRecordDataset(names))  # the same plan, wherever the bytes are
+    other.load_state_dict(begun.state_dict())
+    assert [x.numpy() for x in other] == whole[1:]
+    write(shared / "1", [b"new"])  # another file is another copy
+    assert strings(TFRecordDataset(names[1], local_cache=local)) == [b"new"]
+    for path in local.iterdir():
+        if path.name.endswith("-2"):
+            path.write_bytes(b"cut")
+    with pytest.raises(data.DataError, match="local_cache: .*-2 has 3 bytes .expected 51, as .*shared/2"):
+        list(TFRecordDataset(names[2], local_cache=local))
+
+
+def test_one_process_of_a_host_makes_the_copy(tmp_path):
+    path = write(tmp_path / "a", [b"x" * 1000] * 2000)
+    program = f"""
+import shutil
+from pydist.data import TFRecordDataset, files
+copies = []
+shutil.copyfileobj = lambda *a, copy=shutil.copyfileobj: copies.append(a) or copy(*a)
+records = len(list(TFRecordDataset({path!r}, local_cache={str(tmp_path / "local")!r}).batch(100)))
+print(records, len(copies))
+"""
+    running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [process.communicate(timeout=60)[0].split() for process in running]
+    assert sorted(said) == [["20", "0"], ["20", "0"], ["20", "1"]]
+
+
 def test_a_writer_that_is_closed(tmp_path):
     writer = TFRecordWriter(tmp_path / "a")
     writer.write("text")
