@@ -71,7 +71,7 @@ def both(f):
 
 def in_place(f):
     """The method f_, which writes f's result into the tensor. Where f takes a dtype, it computes in the tensor's."""
-    takes_dtype = "dtype" in (getattr(f, "__kwdefaults__", None) or {})
+    takes_dtype = "dtype" in (getattr(getattr(f, "__wrapped__", f), "__kwdefaults__", None) or {})
 
     def write(self, *args, **kwargs):
         if takes_dtype and kwargs.get("dtype") is None:

@@ -494,3 +494,13 @@ def test_lists_of_tensors():
         pydist._foreach_nothing
     with pytest.raises(RuntimeError, match="3 operands"):
         pydist._foreach_add(xs, [1, 2, 3])
+
+
+def test_cumprod_in_place_computes_in_the_dtype_of_the_tensor():
+    for dtype, want in (
+        (pydist.bool, [True, False, False]),
+        (pydist.int8, [100, 0, 0]),
+        (pydist.float32, [100.0, 0.0, 0.0]),
+    ):
+        assert pydist.tensor([100, 0, 7]).to(dtype).cumprod_(0).tolist() == want
+        assert pydist.tensor(1).to(dtype).cumprod_(0).dtype is dtype
