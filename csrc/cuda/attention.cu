@@ -122,21 +122,19 @@ static __global__ void forward(const __grid_constant__ pd_attention c, const E *
     }
 }
 
-/* D[b, h, i], which the gradient of softmax subtracts; a warp has a row, whose elements stand side by side. */
-template <class E, class T> static __global__ void row_sums(const __grid_constant__ pd_attention c, const E *g, const E *out, T *D) {
-    int64_t step = (int64_t)gridDim.x * (THREADS / WARP);
-    for (int64_t at = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP; at < c.B * c.H * c.nq; at += step) {
-        int64_t i = at % c.nq, h = at / c.nq % c.H, b = at / c.nq / c.H;
-        const E *of_g = g + b * c.gs[0] + h * c.gs[1] + i * c.gs[2], *of_o = out + b * c.os[0] + h * c.os[1] + i * c.os[2];
-        T sum = 0;
-        for (int64_t w = threadIdx.x % WARP; w < c.dv; w += WARP) sum += widen(of_g[w]) * widen(of_o[w]);
-        for (int d = WARP / 2; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-        if (threadIdx.x % WARP == 0) D[at] = sum;
-    }
+enum { SIDE = 32, EACH = THREADS / SIDE }; /* queries and keys of the gradient's tiles; threads for each of them */
+/* own[r] = the sum over g * out of row first + r, which the gradient of softmax subtracts. It goes to D, too, if the
+   block leads. */
+template <class E, class T> static __device__ void sum_rows(T *own, const rows<E> &g, const rows<E> &out, int64_t first, T *D, bool leads) {
+    const int64_t r = threadIdx.x / EACH, i = first + r;
+    T sum = 0;
+    for (int64_t w = threadIdx.x % EACH; w < g.width && i < g.count; w += EACH) sum += widen(g.x[i * g.stride + w]) * widen(out.x[i * out.stride + w]);
+    for (int d = EACH / 2; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    if (threadIdx.x % EACH == 0) own[r] = sum;
+    if (threadIdx.x % EACH == 0 && leads && i < g.count) D[i] = sum;
+    __syncthreads();
 }
-
-enum { SIDE = 32 }; /* queries and keys of the gradient's tiles */
-/* Recomputes p and ds of queries from i0 and keys from j0 on. */
+/* Recomputes p and ds of queries from i0 and keys from j0 on. lse, D: of query i0 and those behind it. */
 template <class E, class T> struct again {
     T p[SIDE][SIDE + 1], ds[SIDE][SIDE + 1], ta[SIDE][DEPTH + 1], tb[SIDE][DEPTH + 1];
     __device__ void make(const pd_attention &c, const void *mask, const task &at, int64_t h, const rows<E> &q, const rows<E> &k, const rows<E> &g,
@@ -146,8 +144,7 @@ template <class E, class T> struct again {
         dot_rows<SIDE, SIDE>(gp, g, i0, v, j0, ta, tb);
         for (int i = 0; i < SIDE / ACROSS; i++) {
             int r = own_y() + i * ACROSS;
-            int64_t row = (at.b * c.H + h) * c.nq + i0 + r;
-            T shift = i0 + r < c.nq ? lse[row] : (T)0, less = i0 + r < c.nq ? D[row] : (T)0;
+            T shift = i0 + r < c.nq ? lse[r] : (T)0, less = i0 + r < c.nq ? D[r] : (T)0;
             if (shift == limits<T>::low()) shift = 0;
             for (int j = 0; j < SIDE / ACROSS; j++) {
                 int x = own_x() + j * ACROSS;
@@ -162,16 +159,18 @@ template <class E, class T> struct again {
 
 template <class E, class T>
 static __global__ void query_grad(const __grid_constant__ pd_attention c, const E *g, const E *q, const E *k, const E *v, const void *mask,
-                                  const T *lse, const T *D, E *gq) {
+                                  const E *out, const T *lse, T *D, E *gq) {
     __shared__ again<E, T> a;
-    __shared__ T tile[SIDE][WIDE + 1];
+    __shared__ T tile[SIDE][WIDE + 1], less[SIDE];
     task at(c.H, tiles_of(c.nq, SIDE), SIDE, parts_of(c.d));
     int64_t kv = at.h / (c.H / c.Hkv), keys = keys_of(c, at.first, SIDE);
     rows<E> of_q = rows_of<E>(q, c.qs, at.b, at.h, c.nq, c.d), of_k = rows_of<E>(k, c.ks, at.b, kv, c.nk, c.d);
     rows<E> of_v = rows_of<E>(v, c.vs, at.b, kv, c.nk, c.dv), of_g = rows_of<E>(g, c.gs, at.b, at.h, c.nq, c.dv);
+    const int64_t row = (at.b * c.H + at.h) * c.nq;
+    sum_rows<E>(less, of_g, rows_of<E>(out, c.os, at.b, at.h, c.nq, c.dv), at.first, D + row, at.leads);
     T o[SIDE / ACROSS][WIDE / ACROSS] = {};
     for (int64_t j0 = 0; j0 < keys; j0 += SIDE) {
-        a.make(c, mask, at, at.h, of_q, of_k, of_g, of_v, lse, D, at.first, j0);
+        a.make(c, mask, at, at.h, of_q, of_k, of_g, of_v, lse + row + at.first, less, at.first, j0);
         load<SIDE, WIDE>(tile, of_k, j0, at.w0);
         __syncthreads();
         add_product<SIDE, SIDE, false>(o, a.ds, tile);
@@ -190,7 +189,8 @@ static __global__ void key_grad(const __grid_constant__ pd_attention c, const E 
     for (int64_t h = at.h * group; h < (at.h + 1) * group; h++) {
         rows<E> of_q = rows_of<E>(q, c.qs, at.b, h, c.nq, c.d), of_g = rows_of<E>(g, c.gs, at.b, h, c.nq, c.dv);
         for (int64_t i0 = c.causal ? at.first : 0; i0 < c.nq; i0 += SIDE) {
-            a.make(c, mask, at, h, of_q, of_k, of_g, of_v, lse, D, i0, at.first);
+            const int64_t row = (at.b * c.H + h) * c.nq + i0;
+            a.make(c, mask, at, h, of_q, of_k, of_g, of_v, lse + row, D + row, i0, at.first);
             load<SIDE, WIDE>(tile, of_g, i0, at.w0);
             __syncthreads();
             add_product<SIDE, SIDE, true>(ov, a.p, tile);
@@ -221,17 +221,16 @@ void pd_cuda_attention(const pd_attention *c, const void *q, const void *k, cons
 }
 void pd_cuda_attention_grad(const pd_attention *c, const void *g, const void *q, const void *k, const void *v, const void *mask, const void *out,
                             const void *lse, void *gq, void *gk, void *gv, void *scratch) {
+    if (pd_cuda_attention_fits(c, q, k, v, g) && pd_cuda_attention_grad_fits(c, out, gq, gk, gv)) {
+        pd_cuda_attention_mma_grad(c, g, q, k, v, mask, out, (const float *)lse, (float *)scratch, gq, gk, gv);
+        return;
+    }
     by_float(c->t, [&](auto e) {
         typedef typename decltype(e)::type E;
         typedef wide<E> T;
         T *D = (T *)scratch;
-        launch(row_sums<E, T>, blocks_for(c->B * c->H * c->nq * WARP, THREADS, 1), THREADS, *c, (const E *)g, (const E *)out, D);
-        if (pd_cuda_attention_fits(c, q, k, v, g) && pd_cuda_attention_grad_fits(c, gq, gk, gv)) {
-            pd_cuda_attention_mma_grad(c, g, q, k, v, mask, (const float *)lse, (const float *)scratch, gq, gk, gv);
-            return;
-        }
         launch(query_grad<E, T>, c->B * c->H * tiles_of(c->nq, SIDE) * parts_of(c->d), THREADS, *c, (const E *)g, (const E *)q, (const E *)k,
-               (const E *)v, mask, (const T *)lse, (const T *)D, (E *)gq);
+               (const E *)v, mask, (const E *)out, (const T *)lse, D, (E *)gq);
         launch(key_grad<E, T>, c->B * c->Hkv * tiles_of(c->nk, SIDE) * parts_of(c->d > c->dv ? c->d : c->dv), THREADS, *c, (const E *)g,
                (const E *)q, (const E *)k, (const E *)v, mask, (const T *)lse, (const T *)D, (E *)gk, (E *)gv);
     });

@@ -32,12 +32,15 @@ static inline __device__ int64_t keys_of(const pd_attention &c, int64_t i0, int6
     return c.causal && i0 + n < c.nk ? i0 + n : c.nk;
 }
 
-/* Whether the kernels for tensor cores take a call, and these kernels. D[B, H, nq]: sums of g * out along rows. */
+/* Whether the kernels for tensor cores take a call, and these kernels. D[B, H, nq]: memory for sums of g * out along
+   rows. */
 bool pd_cuda_attention_fits(const pd_attention *c, const void *q, const void *k, const void *v, const void *g);
-bool pd_cuda_attention_grad_fits(const pd_attention *c, const void *gq, const void *gk, const void *gv);
+bool pd_cuda_attention_grad_fits(const pd_attention *c, const void *out, const void *gq, const void *gk,
+                                 const void *gv);
 void pd_cuda_attention_mma(const pd_attention *c, const void *q, const void *k, const void *v, const void *mask,
                            void *out, float *lse);
 void pd_cuda_attention_mma_grad(const pd_attention *c, const void *g, const void *q, const void *k, const void *v,
-                                const void *mask, const float *lse, const float *D, void *gq, void *gk, void *gv);
+                                const void *mask, const void *out, const float *lse, float *D, void *gq, void *gk,
+                                void *gv);
 
 #endif

@@ -205,9 +205,20 @@ static __device__ void again(const pd_attention &c, bool plain, const void *mask
 /* lse of a row to base 2; 0 if the row may see no key, or does not exist. */
 static __device__ float shift_of(const float *lse, int64_t i, int64_t n) { return i < n && lse[i] != -VM_INFF ? lse[i] * (float)LOG2E : 0; }
 
+/* The sum over g * out of a row, which the gradient of softmax subtracts, by the four threads of the row. */
+template <class E> static __device__ float row_sum(const rows<E> &g, const rows<E> &out, int64_t r) {
+    float sum = 0;
+    for (int64_t w = threadIdx.x % 4 * 8; w < g.width && r < g.count; w += 32) {
+        const pack<E, 8> a = *(const pack<E, 8> *)(g.x + r * g.stride + w), b = *(const pack<E, 8> *)(out.x + r * out.stride + w);
+        for (int e = 0; e < 8; e++) sum += widen(a.e[e]) * widen(b.e[e]);
+    }
+    return across<plus>(sum);
+}
+
+/* less: [B, H, nq], written for key_grad. */
 template <class E, int D, int N, int BUFFERS, int W>
 static __global__ void __launch_bounds__(W * WARP, 2) query_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
-                                                          const void *mask, const float *lse, const float *less, E *gq) {
+                                                          const void *mask, const E *out, const float *lse, float *less, E *gq) {
     enum { ROWS = 16 * W };
     typedef own_rows<E, D, W, D <= 128 ? D : 128> own_q;
     typedef own_rows<E, D, W, D <= 128 ? D : 0> own_g;
@@ -228,7 +239,8 @@ static __global__ void __launch_bounds__(W * WARP, 2) query_grad(const __grid_co
     for (int i = 0; i < 2; i++) {
         int64_t r = row + g + 8 * i;
         shift[i] = shift_of(lse, r, c.nq);
-        minus[i] = r < c.nq ? less[r] : 0;
+        minus[i] = row_sum<E>(rows_of<E>(g_, c.gs, b, h, c.nq, c.d), rows_of<E>(out, c.os, b, h, c.nq, c.d), r);
+        if (t == 0 && r < c.nq) less[r] = minus[i];
     }
     if (keys > 0) tk[0].fetch(of_k, 0), tv[0].fetch(of_v, 0);
     for (int64_t j0 = 0, now = 0; j0 < keys; j0 += N, now = (now + 1) % BUFFERS) {
@@ -318,8 +330,8 @@ static __global__ void __launch_bounds__(W * WARP, 2) key_grad(const __grid_cons
 static bool lies_well(const void *p, const int64_t (&stride)[3]) {
     return (uintptr_t)p % 16 == 0 && (stride[0] | stride[1] | stride[2]) % 8 == 0;
 }
-bool pd_cuda_attention_grad_fits(const pd_attention *c, const void *gq, const void *gk, const void *gv) {
-    return lies_well(gq, c->gqs) && lies_well(gk, c->gks) && lies_well(gv, c->gvs);
+bool pd_cuda_attention_grad_fits(const pd_attention *c, const void *out, const void *gq, const void *gk, const void *gv) {
+    return lies_well(out, c->os) && lies_well(gq, c->gqs) && lies_well(gk, c->gks) && lies_well(gv, c->gvs);
 }
 bool pd_cuda_attention_fits(const pd_attention *c, const void *q, const void *k, const void *v, const void *g) {
     bool given = g == q || lies_well(g, c->gs);
@@ -357,16 +369,16 @@ void pd_cuda_attention_mma(const pd_attention *c, const void *q, const void *k, 
     });
 }
 void pd_cuda_attention_mma_grad(const pd_attention *c, const void *g, const void *q, const void *k, const void *v, const void *mask,
-                                const float *lse, const float *D, void *gq, void *gk, void *gv) {
+                                const void *out, const float *lse, float *D, void *gq, void *gk, void *gv) {
     by_shape(c, [&](auto s) {
         typedef shape_of<typename decltype(s)::type> S;
         typedef typename S::type E;
         const int many = S::warps_grad * WARP, rows = 16 * S::warps_grad;
         const int64_t heads = c->B * c->Hkv * ((c->nk + rows - 1) / rows);
         launch(query_grad<E, S::width, S::few, S::width <= 128 ? 2 : 1, S::warps_grad>, c->B * c->H * ((c->nq + rows - 1) / rows), many, *c,
-               (const E *)g, (const E *)q, (const E *)k, (const E *)v, mask, lse, D, (E *)gq);
+               (const E *)g, (const E *)q, (const E *)k, (const E *)v, mask, (const E *)out, lse, D, (E *)gq);
         auto keys = [&](auto kernel) {
-            launch(kernel, heads, many, *c, (const E *)g, (const E *)q, (const E *)k, (const E *)v, mask, lse, D, (E *)gk, (E *)gv);
+            launch(kernel, heads, many, *c, (const E *)g, (const E *)q, (const E *)k, (const E *)v, mask, lse, (const float *)D, (E *)gk, (E *)gv);
         };
         if constexpr (S::width <= 128) {
             keys(key_grad<E, S::width, S::few, S::buffers, S::warps_grad, true, true>);

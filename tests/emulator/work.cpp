@@ -377,15 +377,16 @@ static pd_work work_of(row_attention, const pd_attention *c, const void *, const
     return {kind("attention", c->t), queries(c, c->d) + keys(c, c->d) + keys(c, c->dv), queries(c, c->dv) + logs(c),
             2 * pairs(c) * (double)(c->d + c->dv), 1};
 }
-/* Sums of g * out; then gq, which makes the scores and their gradient again (3 products); then gk and gv, which make
-    both, too (4). Tensor cores make gk and gv of heads above 128 apart, and the scores for each. */
+/* gq and sums of g * out, for which the scores and their gradient are made again (3 products); then gk and gv, which
+   make both, too (4). Tensor cores make gk and gv of heads above 128 apart, and the scores for each. */
 static pd_work work_of(row_attention_grad, const pd_attention *c, const void *, const void *, const void *,
                        const void *, const void *, const void *, const void *, void *, void *, void *, void *) {
-    double operands = queries(c, c->d) + queries(c, c->dv) + keys(c, c->d) + keys(c, c->dv) + 2 * logs(c);
+    double operands = queries(c, c->d) + queries(c, c->dv) + keys(c, c->d) + keys(c, c->dv);
     bool apart = c->d > 128 && c->d <= 256 && c->d % 8 == 0 && c->d == c->dv && size_of(c->t) == 2;
-    return {kind("attention", c->t, ", backward"), 2 * queries(c, c->dv) + (2 + apart) * operands,
+    return {kind("attention", c->t, ", backward"),
+            queries(c, c->dv) + (2 + apart) * operands + (3 + 2 * apart) * logs(c),
             logs(c) + queries(c, c->d) + keys(c, c->d) + keys(c, c->dv),
-            2 * pairs(c) * (double)((4 + apart) * c->d + 3 * c->dv), 3 + apart};
+            2 * pairs(c) * (double)((4 + apart) * c->d + 3 * c->dv), 2 + apart};
 }
 
 /* ---- pooling ---- */

@@ -170,7 +170,7 @@ def test_attention_counts_what_causality_leaves():
     with count.Counter() as counter:
         F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
     wide = counter.kinds["attention bfloat16, backward"]
-    assert (wide["flops"], wide["launches"]) == (8 * pairs * 136 * 2, 4)  # and once more for gv
+    assert (wide["flops"], wide["launches"]) == (8 * pairs * 136 * 2, 3)  # and once more for gv
 
 
 def test_slices_share_one_gradient():
@@ -252,8 +252,8 @@ def test_a_training_step_of_gpt2_is_counted(capsys):
     count.report("gpt2-124M", found, machine)
     now = count.totals(machine, found["kinds"])
     then = count.totals(machine, json.loads((TOP / "benchmarks/counted/gpt2-124M.json").read_text())["kinds"])
-    assert now["flops"] <= then["flops"] and now["bytes"] < 0.616 * then["bytes"]
-    assert now["ms"] < 70.05 and now["launches"] <= 339
+    assert now["flops"] <= then["flops"] and now["bytes"] < 0.6125 * then["bytes"]
+    assert now["ms"] < 70.05 and now["launches"] <= 327
     said = capsys.readouterr().out
     assert (
         f"sum: {now['launches']:.0f} launches" in said and f"bytes {now['bytes'] / then['bytes']:.2f}, memory" in said
