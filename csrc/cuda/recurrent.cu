@@ -45,11 +45,21 @@ template <class T> static __device__ T gru_grad(const pd_cell_step &s, int64_t H
     return gh * z;
 }
 
+/* A row that makes no step. */
+template <class T> static __device__ void carry(const pd_cell_step &s, int64_t at) {
+    ((T *)s.h1)[at] = ((const T *)s.h0)[at];
+    if (s.c1) ((T *)s.c1)[at] = ((const T *)s.c0)[at];
+}
+template <class T> static __device__ void carry_grad(const pd_cell_step &s, int64_t H, int64_t wide, int64_t b, int64_t k) {
+    for (; k < wide; k += H) row<T>(s.gx, b, wide)[k] = row<T>(s.gu, b, wide)[k] = 0;
+}
+
 template <class T> static __global__ void cell_kernel(const pd_cell c, const pd_cell_step s) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < c.B * c.H; at += step) {
         int64_t b = at / c.H, k = at % c.H;
-        if (c.kind == PD_LSTM) lstm<T>(s, c.H, b, k);
+        if (s.keep && !s.keep[b]) carry<T>(s, at);
+        else if (c.kind == PD_LSTM) lstm<T>(s, c.H, b, k);
         else if (c.kind == PD_GRU) gru<T>(s, c.H, b, k);
         else {
             T a = ((const T *)s.x)[at] + ((const T *)s.u)[at];
@@ -63,10 +73,11 @@ template <class T> static __global__ void cell_grad_kernel(const pd_cell c, cons
         int64_t b = at / c.H, k = at % c.H;
         T gh = ((const T *)s.gh)[at], h1 = ((const T *)s.h1)[at];
         if (s.g) gh += ((const T *)s.g)[at];
-        if (c.kind == PD_LSTM) lstm_grad<T>(s, c.H, b, k, gh);
+        if (s.keep && !s.keep[b]) carry_grad<T>(s, c.H, c.H * (c.kind == PD_LSTM ? 4 : c.kind == PD_GRU ? 3 : 1), b, k);
+        else if (c.kind == PD_LSTM) lstm_grad<T>(s, c.H, b, k, gh);
         else if (c.kind == PD_GRU) gh = gru_grad<T>(s, c.H, b, k, gh);
         else ((T *)s.gx)[at] = c.kind == PD_RNN_RELU ? (h1 > 0 ? gh : (T)0) : gh * (1 - h1 * h1);
-        ((T *)s.gh)[at] = gh;
+        ((T *)s.gh)[at] = s.keep && s.keep[b] && c.kind != PD_GRU ? (T)0 : gh;
     }
 }
 

@@ -156,7 +156,10 @@ typedef struct pd_group_norm { int64_t N, C, S, groups; bool channels_last; doub
    from state, in PyTorch's order [B, gates, H]. gates: what the gradient needs: i, f, g, o of an LSTM after their
    functions; r, z, n of a GRU and the third of u. gh, gc: on entry the gradients of the new state, on return those of
    the old one, without the part that goes through gu. g: another gradient of h1 to be added, or NULL. LSTM and RNN have
-   gu = gx. */
+   gu = gx.
+
+   keep[B]: rows with 0 make no step: their state stays, and the gradients of their gates are 0. NULL: all rows make one;
+   then LSTM and RNN do not write gh, which would be 0. */
 typedef enum pd_cell_kind { PD_RNN_TANH, PD_RNN_RELU, PD_LSTM, PD_GRU } pd_cell_kind;
 typedef struct pd_cell {
     pd_dtype t;
@@ -165,6 +168,7 @@ typedef struct pd_cell {
 } pd_cell;
 typedef struct pd_cell_step {
     const void *x, *u, *h0, *c0, *g;
+    const uint8_t *keep;
     void *h1, *c1, *gates, *gh, *gc, *gx, *gu;
 } pd_cell_step;
 

@@ -6,7 +6,7 @@
 #include "kernels/kernels.h"
 #include "ops/express.h"
 
-enum { X, H0, C0, W, BIAS };          /* inputs */
+enum { X, H0, C0, W, BIAS, MASK };    /* inputs */
 enum { Y, LAST_C, GATES, CELLS };     /* outputs, the last two for the gradient */
 
 typedef struct { int64_t kind, reverse; } recurrent_attrs;
@@ -27,6 +27,9 @@ static layer layer_of(const recurrent_attrs *a, pd_tensor *const *in) {
     return l;
 }
 static int64_t step_at(const layer *l, int64_t i) { return l->reverse ? l->T - 1 - i : i; }
+static const uint8_t *kept_at(pd_tensor *const *in, size_t t) { /* the rows that make step t; NULL: all */
+    return in[MASK] ? (const uint8_t *)pd_tensor_data(in[MASK]) + t * (size_t)in[X]->size[1] : NULL;
+}
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -61,6 +64,11 @@ static pd_status recurrent_infer(pd_call *c) {
         return pd_fail(PD_E_VALUE, "recurrent: c is given (expected c only if kind is lstm)");
     PD_TRY(check(c, W, 2, (int64_t[]){l.width, H}));
     if (c->in[BIAS]) PD_TRY(check(c, BIAS, 1, &l.width));
+    const pd_tensor *mask = c->in[MASK];
+    if (mask && !(mask->dtype == PD_BOOL && pd_tensor_is_contiguous(mask) &&
+                  pd_shape_equal(mask->ndim, mask->size, 2, (int64_t[]){T, B})))
+        return pd_fail(PD_E_SHAPE, "recurrent: mask is %s of shape %s (expected contiguous bool of shape %s)",
+                       pd_dtype_name((pd_dtype)mask->dtype), pd_tensor_shape(mask), pd_shape_text(2, (int64_t[]){T, B}));
     bool lstm = a->kind == PD_LSTM, gated = lstm || a->kind == PD_GRU;
     PD_TRY(pd_out_shape(c, Y, t, 3, (int64_t[]){T, B, H}));
     PD_TRY(pd_out_shape(c, LAST_C, t, 2, (int64_t[]){lstm ? B : 0, H}));
@@ -96,6 +104,7 @@ static pd_status recurrent_kernel(const pd_call *c) {
                             .u = u,
                             .h0 = h,
                             .c0 = state,
+                            .keep = kept_at(c->in, t),
                             .h1 = y + t * row,
                             .c1 = state ? cells + t * row : NULL,
                             .gates = gated ? gates + t * 4 * row : NULL};
@@ -145,8 +154,8 @@ static pd_tensor *start_grad(pd_vjp *v, const pd_tensor *like, const pd_tensor *
 
 static void recurrent_fast(pd_vjp *v) {
     const recurrent_attrs *a = v->attrs;
-    pd_tensor *in[5], *out[4] = {0};
-    for (int i = 0; i < 5; i++) in[i] = pd_vjp_in(v, i);
+    pd_tensor *in[6], *out[4] = {0};
+    for (int i = 0; i < 6; i++) in[i] = pd_vjp_in(v, i);
     for (int i = 0; i < 4; i++)
         if (i != LAST_C) out[i] = pd_vjp_out(v, i);
     if (v->status) return;
@@ -158,7 +167,7 @@ static void recurrent_fast(pd_vjp *v) {
     pd_tensor *gx = pd_x_new(v, l.cell.t, 3, in[X]->size), *gu = gru ? pd_x_new(v, l.cell.t, 3, in[X]->size) : gx;
     pd_tensor *gh = start_grad(v, in[H0], NULL), *gc = lstm ? start_grad(v, in[C0], gc_in) : NULL;
     pd_gemm back = pd_gemm_dense(l.cell.t, l.cell.B, l.cell.H, l.width, false, false);
-    back.beta = gru;
+    back.beta = gru || in[MASK];
     size_t most = pd_gemm_scratch(&back), other = weight_grad_scratch(&l);
     int64_t bytes = (int64_t)(most > other ? most : other);
     pd_tensor *scratch = pd_x_new(v, PD_U8, 1, &bytes);
@@ -169,6 +178,7 @@ static void recurrent_fast(pd_vjp *v) {
         const size_t t = (size_t)step_at(&l, i), before = i ? (size_t)step_at(&l, i - 1) : 0;
         pd_cell_step one = {.h0 = i ? y + before * row : h0,
                             .h1 = (void *)(uintptr_t)(y + t * row),
+                            .keep = kept_at(in, t),
                             .gh = pd_tensor_data(gh),
                             .g = g ? (char *)pd_tensor_data(g) + t * row : NULL,
                             .gx = (char *)pd_tensor_data(gx) + t * wide,
@@ -210,7 +220,15 @@ static pd_val gate(pd_vjp *v, pd_val a, int64_t H, int k) {
     return pd_val_of(pd_x_call1(v, PD_OP_slice, a.t, &part));
 }
 
-typedef struct step_vals { pd_val g[4], h0, c0, h1, tanh_c; } step_vals; /* g: the gates as pd_cell_step has them */
+typedef struct step_vals {
+    pd_val g[4], h0, c0, h1, tanh_c; /* g: the gates as pd_cell_step has them */
+    pd_tensor *keep;                 /* [B, 1]; NULL: all rows make the step */
+} step_vals;
+
+/* a in the rows that make the step, b in the others */
+static pd_val chosen(pd_vjp *v, const step_vals *s, pd_val a, pd_val b) {
+    return s->keep ? pd_x_where(v, PD_OP_ne, pd_val_of(s->keep), C(0), a, b) : a;
+}
 
 static step_vals forward_step(pd_vjp *v, const layer *l, pd_val x, pd_val u, pd_val h0, pd_val c0, pd_val *c1) {
     const int64_t H = l->cell.H;
@@ -263,8 +281,8 @@ static void backward_step(pd_vjp *v, const layer *l, const step_vals *s, pd_val 
 }
 
 static void recurrent_vjp(pd_vjp *v) {
-    pd_tensor *in[5], **list;
-    for (int i = 0; i < 5; i++) in[i] = pd_vjp_in(v, i);
+    pd_tensor *in[6], **list;
+    for (int i = 0; i < 6; i++) in[i] = pd_vjp_in(v, i);
     if (v->status) return;
     layer l = layer_of(v->attrs, in);
     const size_t T = (size_t)l.T;
@@ -279,16 +297,24 @@ static void recurrent_vjp(pd_vjp *v) {
     for (size_t i = 0; i < T; i++) {
         pd_val u = pd_val_of(pd_x_call2(v, PD_OP_bmm, h.t, turned, NULL));
         if (in[BIAS]) u = ADD(u, pd_val_of(in[BIAS]));
-        steps[i] = forward_step(v, &l, nth(v, in[X], 0, step_at(&l, (int64_t)i)), u, h, c, &c);
-        h = steps[i].h1;
+        const int64_t t = step_at(&l, (int64_t)i);
+        pd_val before = c;
+        steps[i] = forward_step(v, &l, nth(v, in[X], 0, t), u, h, c, &c);
+        if (in[MASK]) steps[i].keep = pd_x_call1(v, PD_OP_unsqueeze, nth(v, in[MASK], 0, t).t, &(int64_t){1});
+        h = chosen(v, &steps[i], steps[i].h1, h);
+        if (in[C0]) c = chosen(v, &steps[i], c, before);
     }
     pd_val gh = C(0), gc = v->g[LAST_C] ? pd_val_of(v->g[LAST_C]) : C(0), gw = C(0), gb = C(0);
     if (!v->g[Y]) gh = MULC(pd_val_of(in[H0]), 0);
     for (size_t i = T; i-- > 0 && !v->status;) {
         const int64_t t = step_at(&l, (int64_t)i);
         if (v->g[Y]) gh = ADD(nth(v, v->g[Y], 0, t), gh);
+        pd_val past = gh, past_c = gc; /* of rows that make no step */
+        gh = chosen(v, &steps[i], gh, C(0));
+        if (in[C0]) gc = chosen(v, &steps[i], gc, C(0));
         backward_step(v, &l, &steps[i], &gh, &gc, &gx[t], &gu[t]);
-        gh = ADD(pd_val_of(pd_x_call2(v, PD_OP_bmm, gu[t].t, in[W], NULL)), gh);
+        gh = chosen(v, &steps[i], ADD(pd_val_of(pd_x_call2(v, PD_OP_bmm, gu[t].t, in[W], NULL)), gh), past);
+        if (in[C0]) gc = chosen(v, &steps[i], gc, past_c);
         pd_tensor *gut = pd_x_call1(v, PD_OP_transpose, gu[t].t, &(pd_dims2_attrs){0, 1});
         gw = ADD(pd_val_of(pd_x_call2(v, PD_OP_bmm, gut, steps[i].h0.t, NULL)), gw);
         gb = ADD(gu[t], gb);
@@ -305,15 +331,15 @@ static void recurrent_vjp(pd_vjp *v) {
 const pd_op pd_op_recurrent = {
     .sig =
         "recurrent(Tensor x, Tensor h, Tensor? c, Tensor weight, Tensor? bias, enum(rnn_tanh|rnn_relu|lstm|gru) kind, "
-        "bool reverse=False)",
+        "bool reverse=False, Tensor? mask=None)",
     .doc =
         "A recurrent layer in one direction, which nn.RNN, LSTM and GRU run. Returns the states [T, B, H] after each "
         "step and, for lstm, the last c [B, H]. x [T, B, gates H]: the input's part of the gates. weight [gates H, H] "
-        "and bias: the state's part.",
+        "and bias: the state's part. mask [T, B]: in a row where it is False the state stays as it was.",
     .nout = 4,
     .visible = 2,
     .names = "output c",
-    .save = PD_SAVE_IN(X) | PD_SAVE_IN(H0) | PD_SAVE_IN(C0) | PD_SAVE_IN(W) | PD_SAVE_IN(BIAS) | PD_SAVE_OUT(Y) |
+    .save = PD_SAVE_IN(X) | PD_SAVE_IN(H0) | PD_SAVE_IN(C0) | PD_SAVE_IN(W) | PD_SAVE_IN(BIAS) | PD_SAVE_IN(MASK) | PD_SAVE_OUT(Y) |
             PD_SAVE_OUT(GATES) | PD_SAVE_OUT(CELLS),
     .flags = PD_NN | PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(recurrent_attrs),

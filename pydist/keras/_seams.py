@@ -12,37 +12,29 @@ import os
 import sys
 
 from pydist import compat
-from pydist.keras import (
-    _adapters,
-    _callbacks,
-    _closures,
-    _dtypes,
-    _facade,
-    _lazy,
-    _modules,
-    _optimizers,
-    _replicas,
-    _trainer,
-    _tree,
-)
+from pydist.keras import _lazy
 
 OLDEST, NEWEST = (3, 12), (3, 17)  # tested: OLDEST <= version < NEWEST
 
+FILES = """
+    _adapters
+    _callbacks
+    _closures
+    _dtypes
+    _facade
+    _lazy
+    _modules
+    _optimizers
+    _recurrent
+    _replicas
+    _shortcuts
+    _trainer
+    _tree
+""".split()
+
 SEAMS = {}
-for _seam in (
-    _adapters,
-    _callbacks,
-    _closures,
-    _dtypes,
-    _facade,
-    _lazy,
-    _modules,
-    _optimizers,
-    _replicas,
-    _trainer,
-    _tree,
-):
-    for _name, _change in _seam.SEAMS.items():
+for _file in FILES:
+    for _name, _change in importlib.import_module(f"pydist.keras.{_file}").SEAMS.items():
         SEAMS.setdefault(_name, []).append(_change)
 
 

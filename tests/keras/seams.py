@@ -15,6 +15,16 @@ def module(name):
     return importlib.import_module(f"keras.src.{name}")
 
 
+@pytest.fixture
+def float64():
+    """Keras narrows results of float64 to float32 otherwise."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
 def test_pydist_keras_is_keras():
     assert keras is sys.modules["keras"] is sys.modules["pydist.keras"]
     from pydist.keras.layers import Dense
@@ -25,13 +35,16 @@ def test_pydist_keras_is_keras():
 
 def test_s1_structures_are_taken_apart_by_optree():
     impl = module("tree.torchtree_impl")
-    assert impl.flatten is module("tree.optree_impl").flatten and "optree" in vars(impl)
+    assert impl.traverse is module("tree.optree_impl").traverse and "optree" in vars(impl)
     point = collections.namedtuple("point", "x y")
     tree = {"b": [1, (2, None)], "a": point(3, {"c": 4})}
     assert keras.tree.flatten(tree) == [3, 4, 1, 2, None]
     paths = [path for path, _ in keras.tree.flatten_with_path(tree)]
     assert paths == [("a", 0), ("a", 1, "c"), ("b", 0), ("b", 1, 0), ("b", 1, 1)]
     assert keras.tree.map_structure(lambda x: x and x + 1, tree) == {"b": [2, (3, None)], "a": point(4, {"c": 5})}
+    for leaf in (pydist.ones(2), 1.5, "word", None, np.ones(2)):
+        assert keras.tree.flatten(leaf) == [leaf] and not keras.tree.is_nested(leaf)
+        assert keras.tree.map_structure(lambda x: [x], leaf)[0] is leaf
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "int32", "uint8", "bool", "complex64"])
@@ -98,9 +111,8 @@ FUSED = [
 
 
 @pytest.mark.parametrize("name, options", FUSED)
-def test_s5_a_step_is_one_call_with_keras_formula(name, options, monkeypatch):
+def test_s5_a_step_is_one_call_with_keras_formula(name, options, float64, monkeypatch):
     """In float64, against Keras' update_step, which a subclass gets. The rate changes between steps."""
-    monkeypatch.setattr(module("backend.config"), "_FLOATX", "float64")  # set_floatx, and back
     made = getattr(keras.optimizers, name)
     calls = []
     call = {"Adamw": "adam", "Nadam": "moments"}.get(name.capitalize(), name.lower()) + "_step"
@@ -112,7 +124,7 @@ def test_s5_a_step_is_one_call_with_keras_formula(name, options, monkeypatch):
     results = []
     for cls in (made, type("Plain", (made,), {})):
         optimizer = cls(keras.optimizers.schedules.ExponentialDecay(0.01, 1, 0.5), **options)
-        variables = [keras.Variable(value, dtype="float64") for value in start]
+        variables = [keras.Variable(value) for value in start]
         for grads in rows:
             optimizer.apply([keras.ops.convert_to_tensor(g, "float64") for g in grads], variables)
         results.append([*(variable.numpy() for variable in variables), *(v.numpy() for v in optimizer.variables)])
@@ -121,9 +133,88 @@ def test_s5_a_step_is_one_call_with_keras_formula(name, options, monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
+def test_shortcuts_give_what_keras_gives(monkeypatch):
+    """On both sides of each border."""
+    core = module("backend.torch.core")
+    x, variable = pydist.ones(2), keras.Variable([1.0, 2.0])
+    assert core.convert_to_tensor(x) is x and core.convert_to_tensor(variable) is variable.value
+    assert core.convert_to_tensor(x, "float64").dtype is pydist.float64 and core.convert_to_tensor([1, 2]).tolist() == [
+        1,
+        2,
+    ]
+    with pytest.raises(ValueError, match="sparse"):
+        core.convert_to_tensor(x, sparse=True)
+    with keras.device("meta"):
+        assert core.convert_to_tensor(x).is_meta and variable.value.is_meta and core.get_device() == "meta"
+    assert core.get_device() == "cpu" and not variable.value.is_meta
+    with keras.StatelessScope([(variable, x)]):
+        assert variable.value.tolist() == [1.0, 1.0]
+    with module("backend.common.variables").AutocastScope("bfloat16"):
+        assert variable.value.dtype is pydist.bfloat16
+    names = [None, "float16", float, int, np.float64, np.dtype("uint8"), pydist.int32]
+    wanted = ["float32", "float16", "float32", "int32", "float64", "uint8", "int32"]
+    assert [keras.backend.standardize_dtype(name) for name in names * 2] == wanted * 2
+    for bad in ("float31", object):
+        with pytest.raises(ValueError, match="Invalid dtype"):
+            keras.backend.standardize_dtype(bad)
+    layer = keras.layers.Dense(2)
+    layer.note = 1
+    layer.note = "word"
+    assert layer.note == "word" and "note" in vars(layer)
+    layer.note = keras.layers.Dense(3)
+    layer.note = None
+    assert layer.note is None
+
+
 def test_s5_variables_of_several_dtypes():
     variables = [keras.Variable([1.0, 2.0], dtype=dtype) for dtype in ("float32", "float64", "float32")]
     optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 1.0))
     optimizer.apply([pydist.ones(2, dtype=pydist.float64) for _ in variables], variables)
     for variable in variables:
         np.testing.assert_allclose(variable.numpy(), [0.9, 1.9], rtol=1e-6)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_s11_recurrent_layers_run_in_c(name, masked, backwards, float64, monkeypatch):
+    """Against Keras' own steps through time, use_cudnn=False: results and gradients, also of states that are given."""
+    rng = np.random.default_rng(0)
+    calls = []
+    recurrent = pydist.nn.functional.recurrent
+    monkeypatch.setattr(pydist.nn.functional, "recurrent", lambda *args: calls.append(1) or recurrent(*args))
+    mask = np.array([[1, 1, 1, 1], [0, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]], bool) if masked else None
+    for options in (
+        {},
+        {"return_sequences": True, "return_state": True, "use_bias": False},
+        {"zero_output_for_mask": True},
+    ):
+        layers = [
+            getattr(keras.layers, name)(3, go_backwards=backwards, use_cudnn=cudnn, **options)
+            for cudnn in ("auto", False)
+        ]
+        for layer in layers:
+            layer.build((4, 4, 2))
+        layers[0].set_weights([rng.normal(size=weight.shape) for weight in layers[0].get_weights()])
+        layers[1].set_weights(layers[0].get_weights())
+        start = rng.normal(size=(4, 4, 2)), *rng.normal(size=(2 if name == "LSTM" else 1, 4, 3))
+        for states in (0, len(start) - 1):
+            results = []
+            for layer in layers:
+                x, *given = (pydist.tensor(value, requires_grad=True) for value in start[: states + 1])
+                outs = keras.tree.flatten(layer(x, initial_state=given or None, mask=mask))
+                loss = sum((out * (k + 1)).square().sum() for k, out in enumerate(outs))
+                leaves = [x, *given, *(v.value for v in layer.trainable_variables)]
+                results.append([*outs, *pydist.autograd.grad(loss, leaves)])
+            for ours, theirs in zip(*results, strict=True):
+                pydist.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+    assert len(calls) == (4 if masked else 6)
+
+
+def test_s11_other_forms_stay_keras():
+    x = np.ones((2, 3, 4), "float32")
+    for options in ({"activation": "relu"}, {"recurrent_dropout": 0.5}, {"stateful": True}):
+        assert keras.layers.LSTM(5, **options)(x).shape == (2, 5)
+    assert keras.layers.GRU(5, reset_after=False)(x).shape == (2, 5)
+    layer = keras.layers.Bidirectional(keras.layers.LSTM(5, return_sequences=True), dtype="mixed_bfloat16")
+    assert layer(x).shape == (2, 3, 10) and layer(x).dtype is pydist.bfloat16

@@ -141,8 +141,15 @@ def _resample_by_torch(torch, x, dim, size, mode="linear", align_corners=False, 
     return out.reshape(*rows.shape[:-1], -1).movedim(-1, dim)
 
 
-def _recurrent_by_torch(torch, x, h, c, w, b, kind, reverse=False):
-    """Its input weight is the unit matrix."""
+def _recurrent_by_torch(torch, x, h, c, w, b, kind, reverse=False, mask=None):
+    """Its input weight is the unit matrix. A mask makes each step a call of its own."""
+    if mask is not None:
+        out = [None] * len(x)
+        for t in reversed(range(len(x))) if reverse else range(len(x)):
+            (now,), new = _recurrent_by_torch(torch, x[t : t + 1], h, c, w, b, kind)
+            h = out[t] = torch.where(mask[t][:, None], now, h)
+            c = torch.where(mask[t][:, None], new, c) if kind == "lstm" else c
+        return torch.stack(out), c if kind == "lstm" else h[:0]
     turn = (lambda t: t.flip(0)) if reverse else lambda t: t
     none = x.new_zeros(x.shape[2])
     weights = [torch.eye(x.shape[2], dtype=x.dtype), w, none, none if b is None else b]
@@ -489,13 +496,13 @@ def _scatter_reduce(x, dim, index, src, reduce="sum", include_self=True):
     return out / np.maximum(count, 1) if reduce == "mean" else out
 
 
-def _recurrent(x, h, c, w, b, kind, reverse=False):
+def _recurrent(x, h, c, w, b, kind, reverse=False, mask=None):
     def sigmoid(a):
         return 1 / (1 + np.exp(-a))
 
     out = np.empty((*x.shape[:2], w.shape[1]))
     for t in reversed(range(len(x))) if reverse else range(len(x)):
-        u, n = h @ w.T + (0 if b is None else b), w.shape[1]
+        u, n, before = h @ w.T + (0 if b is None else b), w.shape[1], (h, c)
         gx, gu = (np.split(a, a.shape[1] // n, 1) for a in (x[t], u))
         if kind == "lstm":
             i, f, g, o = (p + q for p, q in zip(gx, gu))
@@ -506,6 +513,8 @@ def _recurrent(x, h, c, w, b, kind, reverse=False):
             h = (1 - z) * np.tanh(gx[2] + r * gu[2]) + z * h
         else:
             h = np.tanh(x[t] + u) if kind == "rnn_tanh" else np.maximum(x[t] + u, 0)
+        if mask is not None:
+            h, c = (now if now is None else np.where(mask[t][:, None], now, was) for now, was in zip((h, c), before))
         out[t] = h
     return out, c if kind == "lstm" else np.empty((0, w.shape[1]))
 
@@ -959,6 +968,12 @@ SAMPLES["recurrent"] = [
     )
     for kind, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1))
     for reverse, bias in ((False, T((gates * 4,))), (True, None))
+] + [
+    S(
+        T((3, 2, gates * 4)), T((2, 4)), T((2, 4)) if kind == "lstm" else None, T((gates * 4, 4)), T((gates * 4,)), kind,
+        reverse, B((3, 2)), c=64, dtypes="wide",
+    )
+    for kind, gates, reverse in (("lstm", 4, False), ("gru", 3, True), ("rnn_tanh", 1, False), ("rnn_relu", 1, True))
 ] + [S(T((1, 0, 12)), T((0, 3)), T((0, 3)), T((12, 3)), None, "lstm", dtypes="wide")]  # fmt: skip
 SAMPLES["cross_entropy"] += [
     S(rows, I((4,)), label_smoothing=0.1, dtypes="float"),

@@ -1,4 +1,6 @@
 /* One step of a recurrent layer after its products: from gates to the new state, and the gradient. */
+#include <string.h>
+
 #include "kernels/cpu/lib/real.h"
 
 typedef struct cell_job { const pd_cell *c; const pd_cell_step *s; } cell_job;
