@@ -158,8 +158,8 @@ typedef struct pd_group_norm { int64_t N, C, S, groups; bool channels_last; doub
    the old one, without the part that goes through gu. g: another gradient of h1 to be added, or NULL. LSTM and RNN have
    gu = gx.
 
-   keep[B]: rows with 0 make no step: their state stays, and the gradients of their gates are 0. NULL: all rows make one;
-   then LSTM and RNN do not write gh, which would be 0. */
+   keep[B]: rows with 0 make no step: their state stays, and the gradients of their gates are 0. NULL: all rows make
+   one; then LSTM and RNN do not write gh, which would be 0. */
 typedef enum pd_cell_kind { PD_RNN_TANH, PD_RNN_RELU, PD_LSTM, PD_GRU } pd_cell_kind;
 typedef struct pd_cell {
     pd_dtype t;

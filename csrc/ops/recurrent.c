@@ -68,7 +68,8 @@ static pd_status recurrent_infer(pd_call *c) {
     if (mask && !(mask->dtype == PD_BOOL && pd_tensor_is_contiguous(mask) &&
                   pd_shape_equal(mask->ndim, mask->size, 2, (int64_t[]){T, B})))
         return pd_fail(PD_E_SHAPE, "recurrent: mask is %s of shape %s (expected contiguous bool of shape %s)",
-                       pd_dtype_name((pd_dtype)mask->dtype), pd_tensor_shape(mask), pd_shape_text(2, (int64_t[]){T, B}));
+                       pd_dtype_name((pd_dtype)mask->dtype), pd_tensor_shape(mask),
+                       pd_shape_text(2, (int64_t[]){T, B}));
     bool lstm = a->kind == PD_LSTM, gated = lstm || a->kind == PD_GRU;
     PD_TRY(pd_out_shape(c, Y, t, 3, (int64_t[]){T, B, H}));
     PD_TRY(pd_out_shape(c, LAST_C, t, 2, (int64_t[]){lstm ? B : 0, H}));
@@ -339,8 +340,8 @@ const pd_op pd_op_recurrent = {
     .nout = 4,
     .visible = 2,
     .names = "output c",
-    .save = PD_SAVE_IN(X) | PD_SAVE_IN(H0) | PD_SAVE_IN(C0) | PD_SAVE_IN(W) | PD_SAVE_IN(BIAS) | PD_SAVE_IN(MASK) | PD_SAVE_OUT(Y) |
-            PD_SAVE_OUT(GATES) | PD_SAVE_OUT(CELLS),
+    .save = PD_SAVE_IN(X) | PD_SAVE_IN(H0) | PD_SAVE_IN(C0) | PD_SAVE_IN(W) | PD_SAVE_IN(BIAS) | PD_SAVE_IN(MASK) |
+            PD_SAVE_OUT(Y) | PD_SAVE_OUT(GATES) | PD_SAVE_OUT(CELLS),
     .flags = PD_NN | PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(recurrent_attrs),
     .infer = recurrent_infer,
