@@ -41,6 +41,30 @@ def mlp_step():
 
 
 @scenario
+def logical_shards():
+    """Four shards of a world of one, whose sums need memory of their own; a parameter of 16 bits, and one out of order."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 3).to(memory_format=pydist.channels_last), nn.Flatten(), nn.Linear(12, 2))
+    model[2].bfloat16()
+    x, params = pydist.rand(4, 2, 4, 4), dict(model.named_parameters())
+    blocks = _C.Blocks(4, [4])
+    reducer = _C.Reducer(list(params.values()), list(params), pydist.distributed.group.WORLD, 64, 64, blocks)
+
+    def run():
+        try:
+            for k in range(4):
+                reducer.open_shard(k)
+                if k != 2:
+                    reducer.last_backward()
+                    model[2](model[:2](x).bfloat16()).float().square().sum().backward()
+                reducer.close_shard()
+        finally:
+            for p in params.values():
+                p.grad = None
+
+    return run
+
+
+@scenario
 def elementwise_and_reductions():
     x, y = pydist.rand(3, 4, requires_grad=True), pydist.rand(4, requires_grad=True)
 

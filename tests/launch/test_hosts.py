@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from lib.sharded import train
 from lib.transactions import QUIET, SCRIPT, replay
+from pydist.testing import run_ranks
 
 TOP = Path(__file__).resolve().parents[2]
 
@@ -270,6 +272,36 @@ def test_survivors_have_the_bits_of_whole_steps(tmp_path):
         said = "".join(text for _, text in hosts.finish())
     lines = [ast.literal_eval(line.split("] ", 1)[-1]) for line in said.splitlines() if line.startswith("[2] (")]
     assert {line[0]: line for line in lines} == replay(plan, 4), said
+
+
+SHARDED = """
+import os, random, signal, sys, threading
+sys.path.insert(0, os.path.join(os.environ["PYTHONPATH"].split(os.pathsep)[0], "tests"))
+from lib.sharded import train
+
+seed, me = int(sys.argv[1]), int(os.environ["RANK"])
+chance = random.Random(seed)
+victim, moment = chance.randrange(4), chance.uniform(0, 0.5)
+
+def before(step, shard):
+    global victim
+    if me == victim:
+        victim = -1
+        threading.Timer(moment, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+print("sha", train("cnn", epochs=3, over=True, before=before)[0], flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("seed", range(1 + int(os.environ.get("FULL_DEATHS", 0)) // 5))
+def test_a_death_changes_no_bit_of_logical_shards(tmp_path, seed):
+    want = run_ranks(1, lambda rank: train("cnn", epochs=3))[0][0]
+    with Hosts(2, tmp_path, "keep") as hosts:
+        hosts.start(SHARDED, 2, (seed,))
+        said = "".join(text for _, text in hosts.finish())
+    found = {line.split("sha ", 1)[1] for line in said.splitlines() if "sha " in line}
+    assert found == {want}, said
 
 
 def test_strangers_at_the_ports(tmp_path):

@@ -87,22 +87,34 @@ def _excluded(ranks, group):
     return excluded
 
 
-def _over_hosts(first, store, name, patience):
-    """Where ranks of several hosts meet: the first of them writes it into the store that all of them reach."""
-    key = f"pydist.shrink/{name}"
+def _over_hosts(first, group, stay, name, patience):
+    """Where ranks of several hosts meet: the first of them writes it into the store that all of them reach. Raises
+    PeerFailed if one of them (`stay`: their names in the group) has died, CommTimeout after `patience` seconds."""
+    key, deadline = f"pydist.shrink/{name}", time.monotonic() + patience
     if first:
-        store.set(key, listening_place())
-    return bytes(store.get(key, patience)).decode()
+        group.store.set(key, listening_place())
+    while not group.store.check(key):  # a wait at the store would end at once, because a rank has died
+        if gone := set(stay) & set(group.gone):
+            raise PeerFailed(f"shrink_group: rank {min(gone)} has died, too")
+        if time.monotonic() > deadline:
+            raise CommTimeout(
+                f"shrink_group: waited {patience:.0f} s for rank {stay[0]} to say where ranks {stay} meet"
+            )
+        time.sleep(0.002)
+    return bytes(group.store.get(key, 1.0)).decode()
 
 
 def _meet(own, group, names, launched, excluded, before, timeout, patience=None):
     """The group of the ranks that stay, at a place that only they know. `before`: where they met the last time."""
     global _root
     stay = [rank for rank in range(own.size) if rank not in excluded]
+    if own.transport == "tcp" and "://" not in before:
+        before = ""  # each host has an address of its own for the launcher; in its store the name is unique as it is
     name = blake2b(repr((before, stay)).encode(), digest_size=12).hexdigest()
     address = f"job://{name}" if len(stay) > 1 else None
     if address and own.transport == "tcp":
-        address = _over_hosts(own.rank == stay[0], group.store, name, _PATIENCE if patience is None else patience)
+        ours = [names[rank] for rank in stay]
+        address = _over_hosts(own.rank == stay[0], group, ours, name, _PATIENCE if patience is None else patience)
     process_group.destroy_process_group()
     process_group.leave(timeout, keep=True)
     process_group.init_at(Place(stay.index(own.rank), len(stay), address, -1), timeout, patience)
