@@ -272,7 +272,8 @@ static int64_t part_length(const pd_row_norm *c) {
     const int64_t most = FAN * FAN;
     return c->rows <= 8 * most ? 8 : (c->rows + most - 1) / most;
 }
-static int64_t parts_of(const pd_row_norm *c) { return (c->rows + part_length(c) - 1) / part_length(c); }
+/* One without rows, too: its block writes the zeros that are the sums then. */
+static int64_t parts_of(const pd_row_norm *c) { return c->rows ? (c->rows + part_length(c) - 1) / part_length(c) : 1; }
 
 /* Whether rows of these tensors can be read in whole vectors of 16 bytes. */
 template <int N> static bool in_vectors(const pd_row_norm *c, const void *const (&p)[N]) {
