@@ -166,6 +166,19 @@ def test_sums_have_the_bits_of_the_tree(algo, hosts, world):
     good(run(world, fn, hub=_C.Hub(world, count), algo=algo, slot=1024))
 
 
+def test_bytes_of_three_ranks():
+    """8 shards on 3 ranks send at most 1.34 times the bytes of plain ranks; on 2 or 4, as many as those."""
+
+    def sent(world, **how):
+        costs = [_C.comm_cost("all_reduce", world, 1 << 20, "float32", r, messages=True, **how) for r in range(world)]
+        return sum(cost["messages"][0] for cost in costs)
+
+    blocks = {world: _C.Blocks(8, _C.share_shards(8, world)) for world in (2, 3, 4)}
+    for world in (2, 4):
+        assert sent(world, blocks=blocks[world]) == sent(world)
+    assert sent(3) < sent(3, blocks=blocks[3]) <= 1.34 * sent(3)
+
+
 @pytest.mark.parametrize("hosts, world", [(1, 3), (1, 4), ("all", 3), (2, 4)])
 def test_reduce_scatter_has_the_bits_of_the_tree(hosts, world):
     def fn(group):

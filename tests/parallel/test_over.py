@@ -162,6 +162,37 @@ def test_no_step_is_lost_or_undone(block):
         assert max(r.made for r in ranks) <= max(live)
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_thousand_steps_do_not_grow(world):
+    def size():
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[1]) * 4096
+
+    def work(rank):
+        dist.init_process_group(logical_shards=8)
+        net, data, loss_of, optimizer, *_ = parts("mlp", 8 * 25)
+        model = DistributedDataParallel(net, bucket_cap_mb=0.004)
+        loader = DataLoader(data, batch_size=1, sampler=DistributedSampler(data))
+        step, seen = dist.Transaction(model, optimizer), []
+        for epoch in range(40):
+            for attempt in step.over(loader):
+                with attempt:
+                    optimizer.zero_grad()
+                    for shard in attempt:
+                        for x, y in shard:
+                            loss_of(model(x), y).backward()
+                    optimizer.step()
+            if epoch in (7, 39):
+                attempt = x = y = None
+                dist.barrier()
+                seen.append((pydist._C.memory_allocated(), size()))
+                dist.barrier()
+        return seen
+
+    for (bytes_before, before), (bytes_after, after) in run_ranks(world, work):
+        assert bytes_after == bytes_before and after - before < 4 << 20
+
+
 # ---- balance
 
 
