@@ -3,6 +3,7 @@
 A source has begin(epoch, seed) for a pass, and step(number), which gives this rank's micro-batches of a step of that pass
 as (an iterator over them in the order of its shards, how many each shard has), or None where the pass has ended for all
 ranks. Steps are asked for in order, but a step that was not made, or whose shards have changed hands, is asked again.
+lines() says what has to be the same on all ranks.
 """
 
 from itertools import chain
@@ -46,6 +47,14 @@ class Rows:
         items = len(range(0, self.sampler.total_size, self.logical.shards))  # of the largest shard
         batches = items // self.size if self.drop else -(-items // self.size)
         return (batches + self.accumulate - 1) // self.accumulate
+
+    def lines(self):
+        sampler = self.sampler
+        return [
+            f"a data set of {len(sampler.dataset)} rows",
+            f"batches of {self.size} rows, drop_last={self.drop}",
+            f"{sampler.total_size} rows a pass, shuffle={sampler.shuffle}, seed {sampler.seed}, epoch {self.epoch}",
+        ]
 
     def begin(self, epoch, seed):
         """Begins a pass: the next one, or this one."""
@@ -98,6 +107,11 @@ class Streams:
         raise TypeError(
             "shards: a loop over an IterableDataset has no length (expected a data set with rows by number)"
         )
+
+    def lines(self):
+        return [
+            f"a stream in batches of {self.loader.batch_size} rows, drop_last={self.loader.drop_last}, pass {self.epoch}"
+        ]
 
     def begin(self, epoch, seed):
         """Begins a pass: the next one, or this one."""

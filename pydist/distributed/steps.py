@@ -13,6 +13,7 @@ from pydist import _C, _replicas
 from pydist.distributed import ledger, member
 from pydist.distributed._group import process_group
 from pydist.distributed._group.logical import current
+from pydist.distributed._ops.agreement import check_agreement
 from pydist.distributed.sources import source_of
 
 __all__ = ["Shard", "Shards", "Step", "shards"]
@@ -199,6 +200,17 @@ class Shards:
             self._logical.step = state["step"]
         self.source.begin(None if state is None else state["epoch"], self._began_with)
 
+    def _agree(self):
+        """Raises RuntimeError on all ranks if their loops differ. Every rank calls it after _begin."""
+        lines = [
+            f"{self._logical.shards} logical shards",
+            f"{self._done} of an epoch's steps made",
+            *self.source.lines(),
+        ]
+        lines += [f"step {self._logical.step}", f"accumulate={self.source.accumulate}"]
+        lines.append("no count" if self.count is None else "a count")
+        check_agreement("shards: setting", lines, process_group.current())
+
     def _next(self, kind=Step):
         """The next step, or None at the end. After one that was not made, it is the same step once more."""
         found = self.source.step(self._done)
@@ -217,6 +229,7 @@ class Shards:
 
     def __iter__(self):
         self._begin()
+        self._agree()
         while (step := self._next()) is not None:
             yield step
             if not step.has_gradient:
@@ -267,7 +280,7 @@ def shards(loader, accumulate=1, count=None, overlap=True):
     loader's transforms on seed, epoch, batch and shard, also the numbers of `random` and NumPy, but for loaders with
     threads, which share their generators.
 
-    Raises RuntimeError without logical shards, and at the end of a step that left a shard or a micro-batch out;
-    ValueError for a loader whose rows do not belong to shards.
+    Raises RuntimeError without logical shards, for ranks whose data sets or settings differ, for a collective inside a
+    shard, and at the end of a step that left a shard or a micro-batch out; ValueError for a loader whose rows do not belong to shards.
     """
     return Shards(loader, accumulate, count, overlap)

@@ -412,6 +412,13 @@ def closure(model, loader, optimizer):
         optimizer.step(lambda: 0)
 
 
+def collective(model, loader, optimizer):
+    for step in dist.shards(loader):
+        for shard in step:
+            for batch in shard:
+                dist.all_reduce(loss(model, batch).detach())
+
+
 def hook(model, loader, optimizer):
     model.register_comm_hook(None, lambda state, bucket: None)
 
@@ -430,6 +437,7 @@ def builtin_hook(model, loader, optimizer):
         (with_no_sync, RuntimeError, "no_sync: inside a logical shard"),
         (mean_too_soon, RuntimeError, "mean: the step's shards were not all run"),
         (closure, NotImplementedError, "a closure with logical shards"),
+        (collective, RuntimeError, "a collective or message inside logical shard 0"),
         (hook, NotImplementedError, "a communication hook with logical shards"),
         (builtin_hook, NotImplementedError, "a communication hook with logical shards"),
     ],
@@ -531,6 +539,27 @@ def test_ranks_with_other_arithmetic(monkeypatch):
 
     with pytest.raises(RankFailed, match="rank 0 has PYDIST_WINOGRAD: 1, rank 1 has PYDIST_WINOGRAD: 0"):
         run_ranks(2, work)
+
+
+def test_ranks_with_other_rows():
+    """All of them raise, and go on together."""
+
+    def work(rank, over):
+        dist.init_process_group(logical_shards=4)
+        net = nn.Linear(3, 1)
+        model, x = DistributedDataParallel(net), pydist.ones(16 + 4 * (rank == 1), 3)
+        data = TensorDataset(x, x[:, :1])
+        loader = DataLoader(data, batch_size=1, sampler=DistributedSampler(data))
+        with pytest.raises(
+            RuntimeError, match="setting 2 .* rank 0 has a data set of 16 rows, rank 1 has a data set of 20 rows"
+        ):
+            for _ in dist.Transaction(model).over(loader) if over else dist.shards(loader):
+                pass
+        dist.all_reduce(total := pydist.ones(1))
+        return total.item()
+
+    for over in (False, True):
+        assert run_ranks(2, work, over) == [2.0, 2.0]
 
 
 def test_loaders_that_do_not_know_shards():

@@ -16,6 +16,7 @@ _asked = False  # init_process_group was called; False if a collective made the 
 _here = threading.local()  # .group: the group of a thread that is a rank
 _made = {}  # see made_apart
 _logical = None  # the Logical of the process
+_any_logical = False  # whether a thread or the process has had one
 _lock = threading.Lock()
 
 
@@ -134,9 +135,10 @@ def logical():
 
 
 def _set_logical(shards):
-    global _logical
+    global _logical, _any_logical
     from pydist.distributed._group.logical import Logical
 
+    _any_logical = _any_logical or shards is not None
     made = None if shards is None else Logical(shards)
     if getattr(_here, "group", None) is not None:
         _here.logical = made
@@ -183,6 +185,17 @@ def current(group=None):
         with _lock:
             group = _default or _join(None, find_place())
     return group
+
+
+def for_call(group):
+    """current(group), for a call of the program. Raises RuntimeError inside a logical shard: ranks run different numbers of
+    shards, so their calls would not match."""
+    if _any_logical and (found := logical()) is not None and found.open is not None:
+        raise RuntimeError(
+            f"a collective or message inside logical shard {found.open} (expected it outside of the loop over the shards: "
+            "ranks run different numbers of shards)"
+        )
+    return current(group)
 
 
 def is_fast(op, order):

@@ -4,7 +4,7 @@ differs."""
 from itertools import zip_longest
 
 from pydist import _C
-from pydist.distributed._group.process_group import current
+from pydist.distributed._group.process_group import for_call
 
 
 def _gathered(data, group):
@@ -49,4 +49,4 @@ def check_replicas(model, group=None):
     named = model if isinstance(model, dict) else model.state_dict(keep_vars=True)
     tensors = [t.detach().cpu().contiguous() for t in named.values()]
     lines = [f"{name} with hash {bits:016x}" for name, bits in zip(named, _C.hash_tensors(tensors))]
-    check_agreement("check_replicas: tensor", lines, current(group))
+    check_agreement("check_replicas: tensor", lines, for_call(group))

@@ -3,7 +3,7 @@
 import contextlib
 
 from pydist._C import Work
-from pydist.distributed._group.process_group import current, outside
+from pydist.distributed._group.process_group import for_call, outside
 
 _open = {}  # by group: the calls inside its `with` block
 
@@ -36,7 +36,7 @@ class _NoWorkYet:
 
 def recorded(group, name, async_op, *call):
     """Records the call if `group` is inside a block. Returns (whether it is, what the collective then returns)."""
-    calls = _open.get(current(group)) if _open else None
+    calls = _open.get(for_call(group)) if _open else None
     if calls is None:
         return False, None
     calls.append((name, call))
@@ -93,7 +93,7 @@ def _coalescing_manager(group=None, device=None, async_ops=False):
     >>> [tensor.tolist() for tensor in tensors]  # a world of one
     [[1.0, 1.0], [0.0, 0.0, 0.0]]
     """
-    group = current(group)
+    group = for_call(group)
     if group in _open:
         raise ValueError("_coalescing_manager: the group is already in such a block (expected one block at a time)")
     manager = _CoalescingManager()
@@ -122,4 +122,4 @@ def all_gather_coalesced(output_tensor_lists, input_tensor_list, group=None, asy
     [[1.0, 1.0], [1.0]]
     """
     flat = [tensor for tensors in output_tensor_lists for tensor in tensors]
-    return current(group).all_gather(flat, input_tensor_list, async_op, True)
+    return for_call(group).all_gather(flat, input_tensor_list, async_op, True)

@@ -20,7 +20,7 @@ KiB), how many bytes one rank writes for others, and how many bytes of others it
 algorithms, also those over messages.
 """
 
-from pydist.distributed._group.process_group import current, get_group_rank
+from pydist.distributed._group.process_group import for_call, get_group_rank
 from pydist.distributed._ops.coalescing import recorded
 
 
@@ -68,7 +68,7 @@ def rank_of(op, group, name, rank, group_rank):
     if (rank is None) == (group_rank is None):
         got = f"neither {name} nor" if rank is None else f"both {name} and"
         raise ValueError(f"{op}: got {got} group_{name} (expected exactly one)")
-    if rank is None or group is None or current(group).size < 0:  # numbers in the job are numbers in the default group
+    if rank is None or group is None or for_call(group).size < 0:  # numbers in the job are numbers in the default group
         return group_rank if rank is None else rank
     try:
         return get_group_rank(group, rank)
@@ -88,7 +88,7 @@ def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
     [1.0, 1.0, 1.0]
     """
     waits, work = recorded(group, "all_reduce", async_op, tensor, op)
-    return work if waits else current(group).all_reduce(tensor, op, async_op)
+    return work if waits else for_call(group).all_reduce(tensor, op, async_op)
 
 
 def reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_dst=None):
@@ -96,12 +96,12 @@ def reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_
 
     Cost: P + 1 steps; rank `dst` writes n(W-1)/W and reads 2n(W-1)/W; each other rank writes n and reads n(W-1)/W.
     """
-    return current(group).reduce(tensor, rank_of("reduce", group, "dst", dst, group_dst), op, async_op)
+    return for_call(group).reduce(tensor, rank_of("reduce", group, "dst", dst, group_dst), op, async_op)
 
 
 def broadcast(tensor, src=None, group=None, async_op=False, group_src=None):
     """tensor = rank `src`'s tensor, in place. Cost: P steps; rank `src` writes n, each other rank reads n."""
-    return current(group).broadcast(tensor, rank_of("broadcast", group, "src", src, group_src), async_op)
+    return for_call(group).broadcast(tensor, rank_of("broadcast", group, "src", src, group_src), async_op)
 
 
 def all_gather(tensor_list, tensor, group=None, async_op=False):
@@ -117,14 +117,14 @@ def all_gather(tensor_list, tensor, group=None, async_op=False):
     >>> parts[0].tolist()
     [1.0, 2.0]
     """
-    return current(group).all_gather(tensor_list, tensor, async_op)
+    return for_call(group).all_gather(tensor_list, tensor, async_op)
 
 
 def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
     """output_tensor = the input tensors of all ranks, concatenated ([W * n, ...]) or stacked ([W, n, ...]). Cost: P
     steps, n written, n(W-1) read."""
     waits, work = recorded(group, "all_gather_into_tensor", async_op, output_tensor, input_tensor, None)
-    return work if waits else current(group).all_gather(output_tensor, input_tensor, async_op)
+    return work if waits else for_call(group).all_gather(output_tensor, input_tensor, async_op)
 
 
 def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op=False):
@@ -133,7 +133,7 @@ def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op=Fal
 
     Cost: P steps, n(W-1)/W written and read; n is the size of the whole input in bytes.
     """
-    return current(group).reduce_scatter(output, input_list, op, async_op)
+    return for_call(group).reduce_scatter(output, input_list, op, async_op)
 
 
 def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False):
@@ -149,21 +149,21 @@ def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=F
     [1.0, 2.0]
     """
     waits, work = recorded(group, "reduce_scatter_tensor", async_op, input, output, op)
-    return work if waits else current(group).reduce_scatter(output, input, op, async_op)
+    return work if waits else for_call(group).reduce_scatter(output, input, op, async_op)
 
 
 def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None):
     """On rank `dst` (default 0): gather_list[r] = rank r's tensor. On other ranks gather_list is None. Cost: P steps;
     rank `dst` reads n(W-1), each other rank writes n."""
     dst = 0 if dst is None and group_dst is None else rank_of("gather", group, "dst", dst, group_dst)
-    return current(group).gather(gather_list, tensor, dst, async_op)
+    return for_call(group).gather(gather_list, tensor, dst, async_op)
 
 
 def scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None):
     """tensor = scatter_list[this rank] of rank `src` (default 0). On other ranks scatter_list is None. Cost: P steps;
     rank `src` writes n(W-1), each other rank reads n; n is the size of one part in bytes."""
     src = 0 if src is None and group_src is None else rank_of("scatter", group, "src", src, group_src)
-    return current(group).scatter(tensor, scatter_list, src, async_op)
+    return for_call(group).scatter(tensor, scatter_list, src, async_op)
 
 
 def all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False):
@@ -183,7 +183,7 @@ def all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False
     >>> out[0].tolist()
     [1.0, 1.0]
     """
-    return current(group).all_to_all(list(output_tensor_list), list(input_tensor_list), async_op)
+    return for_call(group).all_to_all(list(output_tensor_list), list(input_tensor_list), async_op)
 
 
 def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False):
@@ -202,15 +202,15 @@ def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=
     >>> out.tolist()
     [1.0, 1.0, 1.0]
     """
-    return current(group).all_to_all(output, input, async_op, output_split_sizes or None, input_split_sizes or None)
+    return for_call(group).all_to_all(output, input, async_op, output_split_sizes or None, input_split_sizes or None)
 
 
 def barrier(group=None, async_op=False, device_ids=None, timeout=None):
     """Returns when all ranks have called it. timeout: seconds or a timedelta; a wait that takes longer raises
     CommTimeout on this rank. device_ids is ignored on CPUs."""
     if timeout is None or async_op:
-        return current(group).barrier(async_op)
-    current(group).barrier(True).wait(timeout)
+        return for_call(group).barrier(async_op)
+    for_call(group).barrier(True).wait(timeout)
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
@@ -221,4 +221,4 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
 
 def all_reduce_coalesced(tensors, op=ReduceOp.SUM, group=None, async_op=False):
     """all_reduce of a list of tensors of one dtype, as one collective."""
-    return current(group).all_reduce(list(tensors), op, async_op)
+    return for_call(group).all_reduce(list(tensors), op, async_op)

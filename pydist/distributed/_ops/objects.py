@@ -8,7 +8,7 @@ error and the others raise RuntimeError.
 import pickle
 from array import array
 
-from pydist.distributed._group.process_group import current, outside
+from pydist.distributed._group.process_group import for_call, outside
 from pydist.distributed._ops.collectives import rank_of
 
 _FAILED = -1  # stands in the place of a size
@@ -61,7 +61,7 @@ def all_gather_object(object_list, obj, group=None):
     >>> objects
     [{'a': 1}]
     """
-    op, group = "all_gather_object", current(group)
+    op, group = "all_gather_object", for_call(group)
     if group.size < 0:
         return outside(op)
     _check_list(op, "object_list", object_list, group.size)
@@ -73,7 +73,7 @@ def all_gather_object(object_list, obj, group=None):
 
 def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=None):
     """On rank `dst` (default 0): object_gather_list[r] = rank r's obj. On other ranks the list is None."""
-    op, group = "gather_object", current(group)
+    op, group = "gather_object", for_call(group)
     if group.size < 0:
         return outside(op)
     dst = 0 if dst is None and group_dst is None else rank_of(op, group, "dst", dst, group_dst)
@@ -93,7 +93,7 @@ def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=
 def broadcast_object_list(object_list, src=None, group=None, device=None, group_src=None):
     """object_list[i] = object_list[i] of rank `src` (default 0). The lists have the same length on all ranks. device is
     ignored."""
-    op, group = "broadcast_object_list", current(group)
+    op, group = "broadcast_object_list", for_call(group)
     if group.size < 0:
         return outside(op)
     src = 0 if src is None and group_src is None else rank_of(op, group, "src", src, group_src)
@@ -118,7 +118,7 @@ def scatter_object_list(
     scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None
 ):
     """scatter_object_output_list[0] = scatter_object_input_list[this rank] of rank `src` (default 0)."""
-    op, group = "scatter_object_list", current(group)
+    op, group = "scatter_object_list", for_call(group)
     if group.size < 0:
         return outside(op)
     src = 0 if src is None and group_src is None else rank_of(op, group, "src", src, group_src)

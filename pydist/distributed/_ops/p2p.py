@@ -13,27 +13,27 @@ import pickle
 from array import array
 
 from pydist import _C
-from pydist.distributed._group.process_group import current, get_global_rank
+from pydist.distributed._group.process_group import for_call, get_global_rank
 from pydist.distributed._ops.collectives import rank_of
 
 
 def send(tensor, dst=None, group=None, tag=0, group_dst=None):
     """Sends the tensor to rank `dst`. Returns when the tensor may be changed again."""
     dst = rank_of("send", group, "dst", dst, group_dst)
-    return current(group).send(tensor, dst, tag)
+    return for_call(group).send(tensor, dst, tag)
 
 
 def recv(tensor, src=None, group=None, tag=0, group_src=None):
     """tensor = the next message with this tag from rank `src` (None: from any rank). Returns the rank that sent it."""
     if src is not None or group_src is not None:
         src = rank_of("recv", group, "src", src, group_src)
-    source = current(group).recv(tensor, src, tag)
+    source = for_call(group).recv(tensor, src, tag)
     return source if group is None or source is None else get_global_rank(group, source)
 
 
 def isend(tensor, dst=None, group=None, tag=0, group_dst=None):
     """Starts a send and returns a Work. The tensor must not change until the Work is done."""
-    return current(group).send(tensor, rank_of("isend", group, "dst", dst, group_dst), tag, True)
+    return for_call(group).send(tensor, rank_of("isend", group, "dst", dst, group_dst), tag, True)
 
 
 def irecv(tensor, src=None, group=None, tag=0, group_src=None):
@@ -41,7 +41,7 @@ def irecv(tensor, src=None, group=None, tag=0, group_src=None):
     (None: any)."""
     if src is not None or group_src is not None:
         src = rank_of("irecv", group, "src", src, group_src)
-    return current(group).recv(tensor, src, tag, True)
+    return for_call(group).recv(tensor, src, tag, True)
 
 
 class P2POp:
@@ -78,7 +78,7 @@ def batch_isend_irecv(p2p_op_list):
         )
     works, batches = [None] * len(p2p_op_list), {}
     for i, op in enumerate(p2p_op_list):
-        group = current(op.group)
+        group = for_call(op.group)
         if getattr(op.tensor, "is_cuda", False) and not _C.pretended_cuda():
             batches.setdefault(group, []).append(i)
         else:
@@ -93,7 +93,7 @@ def batch_isend_irecv(p2p_op_list):
 
 def send_object_list(object_list, dst=None, group=None, device=None, group_dst=None, use_batch=False):
     """Sends picklable objects to rank `dst`, which calls recv_object_list with a list of the same length."""
-    group, dst = current(group), rank_of("send_object_list", group, "dst", dst, group_dst)
+    group, dst = for_call(group), rank_of("send_object_list", group, "dst", dst, group_dst)
     if not isinstance(object_list, list) or not object_list:
         raise ValueError(f"send_object_list: object_list is {object_list!r} (expected a list with at least one entry)")
     data = [pickle.dumps(item) for item in object_list]
@@ -108,7 +108,7 @@ def recv_object_list(object_list, src=None, group=None, device=None, group_src=N
     sizes = array("q", bytes(8 * len(object_list)))
     if src is not None or group_src is not None:
         src = rank_of("recv_object_list", group, "src", src, group_src)
-    table = current(group)
+    table = for_call(group)
     source = table.recv(sizes, src)
     buffer, at = bytearray(sum(sizes)), 0
     table.recv(buffer, source)

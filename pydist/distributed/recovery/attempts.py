@@ -139,6 +139,10 @@ def attempts(transaction, loader, accumulate, count, overlap, balance):
     loop, logical = Shards(loader, accumulate, count, overlap), current()
     transaction._loop = loop
     loop._begin()
+    try:
+        loop._agree()
+    except _C.PeerFailed:  # ranks that have passed it do not come again
+        recover(transaction)
     while True:
         try:
             attempt = loop._next(Attempt)
