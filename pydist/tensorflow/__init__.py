@@ -28,10 +28,10 @@ __getattr__, __dir__ = _lazy(
         "_arrays": """argsort bitcast boolean_mask broadcast_dynamic_shape broadcast_static_shape broadcast_to cast
             clip_by_global_norm clip_by_norm clip_by_value concat constant convert_to_tensor ensure_shape expand_dims
             eye fill gather gather_nd get_static_value identity is_tensor linspace meshgrid one_hot ones ones_like
-            pad range rank repeat reshape reverse roll saturate_cast scatter_nd searchsorted sequence_mask shape size
-            slice sort split squeeze stack stop_gradient strided_slice tensor_scatter_nd_add tensor_scatter_nd_max
-            tensor_scatter_nd_min tensor_scatter_nd_sub tensor_scatter_nd_update tile transpose unique
-            unique_with_counts unstack where zeros zeros_like""",
+            pad range rank repeat required_space_to_batch_paddings reshape reverse roll saturate_cast scatter_nd
+            searchsorted sequence_mask shape size slice sort split squeeze stack stop_gradient strided_slice
+            tensor_scatter_nd_add tensor_scatter_nd_max tensor_scatter_nd_min tensor_scatter_nd_sub
+            tensor_scatter_nd_update tile transpose unique unique_with_counts unstack where zeros zeros_like""",
         "math": """abs acos acosh add add_n argmax argmin asin asinh atan atan2 atanh cos cosh cumsum divide equal exp
             floor greater greater_equal less less_equal logical_and logical_not logical_or maximum minimum multiply
             negative not_equal pow reduce_all reduce_any reduce_logsumexp reduce_max reduce_mean reduce_min reduce_prod
@@ -42,6 +42,7 @@ __getattr__, __dir__ = _lazy(
         "_function": "function",
         "_module": "Module VariableAggregation VariableSynchronization",
         "_ragged": "RaggedTensor",
+        "sparse": "SparseTensor",
         "linalg": "einsum matmul norm tensordot",
         "strings": "as_string",
         "debugging": "assert_equal assert_greater assert_less assert_rank",
@@ -55,5 +56,6 @@ __getattr__, __dir__ = _lazy(
         _KERAS[:-1] + ".metrics.": "metrics=.",
         _KERAS[:-1] + ".optimizers.": "optimizers=.",
     },
-    "compat config debugging errors image io linalg math nest nn ragged random saved_model strings train version",
+    """compat config debugging errors image io linalg lookup math nest nn ragged random saved_model sparse strings
+    summary train version""",
 )

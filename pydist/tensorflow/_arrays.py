@@ -170,6 +170,15 @@ def cast(x, dtype, name=None):
     return x if x.dtype is dtype else _converted(x, dtype)
 
 
+def required_space_to_batch_paddings(input_shape, block_shape, base_paddings=None, name=None):
+    """(paddings, crops) that make each size a multiple of a block."""
+    sizes, blocks = ints(input_shape), ints(block_shape)
+    base = [[0, 0]] * len(sizes) if base_paddings is None else [ints(p) for p in base_paddings]
+    ends = [(-(n + b[0] + b[1])) % block for n, block, b in zip(sizes, blocks, base)]
+    paddings = [[b[0], b[1] + end] for b, end in zip(base, ends)]
+    return tuple(_C.tensor(v, dtype=_C.int32).reshape(len(sizes), 2) for v in (paddings, [[0, end] for end in ends]))
+
+
 def _converted(x, dtype):
     if isinstance(x, StringTensor) or dtype is string_dtype:
         raise TypeError("cast: got strings (expected tf.strings.to_number or tf.strings.as_string)")

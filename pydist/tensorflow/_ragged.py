@@ -206,3 +206,15 @@ def constant(pylist, dtype=None, ragged_rank=None, inner_shape=None, name=None, 
     for rows in reversed(levels):
         found = RaggedTensor.from_row_lengths(found, [len(row) for row in rows])
     return found
+
+
+def map_flat_values(op, *args, **kwargs):
+    """op, called with the values of ragged tensors; its result in their rows (tf.ragged.map_flat_values)."""
+    ragged = next((v for v in (*args, *kwargs.values()) if isinstance(v, RaggedTensor)), None)
+    if ragged is None:
+        return op(*args, **kwargs)
+
+    def inner(v):
+        return v.values if isinstance(v, RaggedTensor) else v
+
+    return ragged.with_values(map_flat_values(op, *map(inner, args), **{k: inner(v) for k, v in kwargs.items()}))

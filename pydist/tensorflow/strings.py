@@ -180,6 +180,22 @@ def to_number(input, out_type="float32", name=None):
     return _numbers(number, input, dtype, "to_number")
 
 
+def to_hash_bucket_fast(input, num_buckets, name=None):
+    """A number below num_buckets for each string, by TensorFlow's hash (Fingerprint64)."""
+    from pydist.tensorflow._hashing import fingerprint
+
+    buckets = int(num_buckets)
+    return _numbers(lambda s: fingerprint(s) % buckets, input, _C.int64, "to_hash_bucket_fast")
+
+
+def to_hash_bucket_strong(input, num_buckets, key, name=None):
+    """A number below num_buckets for each string, by a hash with a key of two numbers (SipHash)."""
+    from pydist.tensorflow._hashing import siphash
+
+    buckets, key = int(num_buckets), _t.ints(key)
+    return _numbers(lambda s: siphash(key, s) % buckets, input, _C.int64, "to_hash_bucket_strong")
+
+
 # Regular expressions.
 
 

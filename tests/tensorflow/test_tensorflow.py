@@ -19,7 +19,7 @@ def run(*command, cwd=None, **env):
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300, env=env, cwd=cwd)
 
 
-@pytest.mark.parametrize("file", ["facade.py", "saved_files.py"])
+@pytest.mark.parametrize("file", ["facade.py", "saved_files.py", "summaries.py"])
 def test_in_its_own_process(file):
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pydist.compat", HERE / file)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-8000:] + done.stderr
