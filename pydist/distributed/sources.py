@@ -13,7 +13,7 @@ from pydist import _C
 from pydist.distributed._group import process_group
 from pydist.distributed._group.logical import key_of
 from pydist.utils.data import prefetch
-from pydist.utils.data.distributed import DistributedSampler
+from pydist.utils.data.distributed import DistributedSampler, at
 from pydist.utils.data.fetch import END, of_stream, random_libraries
 
 
@@ -43,9 +43,13 @@ class Rows:
         """The number of the pass."""
         return self.sampler.epoch
 
+    def _batches(self, shard, total):
+        """How many micro-batches a shard has in a pass over `total` rows."""
+        items = len(range(shard, total, self.logical.shards))
+        return items // self.size if self.drop else -(-items // self.size)
+
     def __len__(self):
-        items = len(range(0, self.sampler.total_size, self.logical.shards))  # of the largest shard
-        batches = items // self.size if self.drop else -(-items // self.size)
+        batches = self._batches(0, self.sampler.total_size)  # of the largest shard
         return (batches + self.accumulate - 1) // self.accumulate
 
     def lines(self):
@@ -63,31 +67,33 @@ class Rows:
         self.sampler.start_epoch()
         self.seed = key_of("data", seed, self.sampler.seed, self.sampler.epoch)
         self.order, self.made_for = self.sampler.order(), None
+        self.total = self.sampler.total_size
+        self.batches = [self._batches(shard, self.total) for shard in range(self.logical.shards)]
+        self.steps = len(self)
 
     def _length(self, shard, step):
         """How many micro-batches a shard has in a step."""
-        items = len(range(shard, self.sampler.total_size, self.logical.shards))
-        batches = items // self.size if self.drop else -(-items // self.size)
-        return max(0, min(self.accumulate, batches - step * self.accumulate))
+        return max(0, min(self.accumulate, self.batches[shard] - step * self.accumulate))
 
     def _tasks(self, step):
         """(the state of its random generator, indices) of this rank's micro-batches of a step, in order."""
         for shard in self.logical.mine():
-            for n in range(step * self.accumulate, step * self.accumulate + self._length(shard, step)):
-                indices = self.sampler.of_shard(shard, n * self.size, (n + 1) * self.size, self.order)
-                yield (self.seed, n << 32, shard), indices
+            rows, first = range(shard, self.total, self.logical.shards), step * self.accumulate
+            for n in range(first, first + self._length(shard, step)):
+                yield (self.seed, n << 32, shard), at(self.order, rows[n * self.size : (n + 1) * self.size])
 
     def step(self, number):
         """This rank's micro-batches of a step."""
-        if number >= len(self):
+        if number >= self.steps:
             return None
-        if self.made_for != (number, self.logical.mine()):
-            steps = range(number, len(self))
+        mine = self.logical.mine()
+        if self.made_for != (number, mine):
+            steps = range(number, self.steps)
             self.loader._seed = self.seed
             jobs = (job for at in steps for job in self._tasks(at))
             self.feed = iter(self.loader._from_jobs(jobs, libraries=True))
-        self.made_for = number + 1, self.logical.mine()
-        return self.feed, {shard: self._length(shard, number) for shard in self.logical.mine()}
+        self.made_for = number + 1, mine
+        return self.feed, {shard: self._length(shard, number) for shard in mine}
 
 
 class Streams:

@@ -233,7 +233,9 @@ class DataLoader:
         def aside(job):  # runs in the consumer's thread, whose random numbers go on as if there were no loader
             before = _C._rng_key()
             try:
-                with random_libraries(job[0] if libraries else None):
+                if not libraries:
+                    return seeded(job)
+                with random_libraries(job[0]):
                     return seeded(job)
             finally:
                 _C.set_rng_state(before)

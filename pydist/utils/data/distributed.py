@@ -7,6 +7,13 @@ from pydist.utils.data._order import is_asked, permutation
 from pydist.utils.data.sampler import Sampler
 
 
+def at(order, numbers):
+    """The items of an order at a range of places, as a list. Behind its end the order begins again."""
+    if numbers.stop <= len(order):
+        return list(order[numbers.start : numbers.stop : numbers.step])
+    return [order[i % len(order)] for i in numbers]
+
+
 class DistributedSampler(Sampler):
     """Rank r of W takes items r, r + W, r + 2W, ... of an order that all ranks share.
 
@@ -82,8 +89,8 @@ class DistributedSampler(Sampler):
 
     def of_shard(self, shard, first=0, end=None, order=None):
         """Items first to end - 1 of a replica, as a list. `order`: what order() has returned, to draw it once."""
-        order, size = self.order() if order is None else order, len(self.dataset)
-        return [order[i % size] for i in range(shard, self.total_size, self.num_replicas)[first:end]]
+        numbers = range(shard, self.total_size, self.num_replicas)[first:end]
+        return at(self.order() if order is None else order, numbers)
 
     def __iter__(self):
         order = self.order()

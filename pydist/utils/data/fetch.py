@@ -22,10 +22,7 @@ def seed_libraries(state):
 
 @contextmanager
 def random_libraries(state):
-    """Inside, the generators of `random` and NumPy are seeded from `state`; afterwards they go on. None: nothing."""
-    if state is None:
-        yield
-        return
+    """Inside, the generators of `random` and NumPy are seeded from `state`; afterwards they go on."""
     numpy = sys.modules.get("numpy")
     before = random.getstate(), numpy and numpy.random.get_state()
     seed_libraries(state)
