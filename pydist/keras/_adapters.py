@@ -208,6 +208,10 @@ def _classes(base, weigh):
         def get_torch_dataloader(self):
             return self._batches
 
+        def get_numpy_iterator(self):
+            for batch in self._batches:
+                yield tree_map(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, _C.Tensor) else leaf, batch)
+
         @property
         def num_batches(self):
             try:
@@ -263,15 +267,20 @@ def _adapt(module):
     def get_data_adapter(x, y=None, sample_weight=None, batch_size=None, steps_per_epoch=None, shuffle=False,
                          class_weight=None):  # fmt: skip
         if isinstance(x, (Dataset, DistributedDataset, DataLoader)):
-            kind = type(x).__name__
-            for name, value in (("y", y), ("sample_weight", sample_weight)):
-                if value is not None:
-                    module.raise_unsupported_arg(name, "they", kind)
+            kind = "torch DataLoader" if isinstance(x, DataLoader) else "tf.data.Dataset"
+            if y is not None:
+                module.raise_unsupported_arg("y", "the targets", kind)
+            if sample_weight is not None:
+                module.raise_unsupported_arg("sample_weights", "the sample weights", kind)
             adapter = pipeline(x, class_weight)
         else:
             adapter = plain(x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight)
         strategy = get_strategy()
-        if isinstance(x, DistributedDataset) and x._strategy is not strategy:
+        if (
+            isinstance(x, DistributedDataset)
+            and x._strategy is not strategy
+            and max(x._strategy.num_replicas_in_sync, strategy.num_replicas_in_sync) > 1
+        ):
             raise ValueError(
                 f"fit, evaluate or predict: the data set was distributed by {x._strategy} (expected {strategy}, in whose "
                 "scope the model was made)"

@@ -235,8 +235,9 @@ def _backup(module):
         if not writes(self.model):
             return
         os.makedirs(self.backup_dir, exist_ok=True)
-        if self.double_checkpoint and os.path.exists(self._weights_path):
-            module.file_utils.copy(self._weights_path, self._prev_weights_path)
+        for path in (self._weights_path, self._training_metadata_path) if self.double_checkpoint else ():
+            if os.path.exists(path):
+                module.file_utils.copy(path, f"{path}.bkp")
         batch = self._last_batch_seen + 1 if self.save_freq != "epoch" else 0
         state = {"epoch": self._current_epoch, "batch": batch, "now": _random_state(self.model)}
         if batch:

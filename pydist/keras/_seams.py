@@ -28,6 +28,7 @@ FILES = """
     _recurrent
     _replicas
     _shortcuts
+    _tensorboard
     _trainer
     _tree
 """.split()

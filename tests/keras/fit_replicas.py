@@ -797,3 +797,36 @@ def test_assignments_of_closures():
         assert float(count.value) == 10 and 0 <= int(last.value) < 10
         coordinator.schedule(lambda: table.assign(keras.ops.ones((5, 2)))).get()
         assert table.numpy().sum() == 10 and strategy.placement(table) == [(0, 0, 2), (1, 2, 5)]
+
+
+def test_tensorboard(tmp_path):
+    """Without TensorFlow; on ranks rank 0 writes."""
+    x, y = data(200)
+
+    def work(strategy, folder):
+        with scope(strategy):
+            model = mlp()
+        board = keras.callbacks.TensorBoard(folder, histogram_freq=1, write_images=True, update_freq=2)
+        model.fit(x, y, 50, epochs=2, verbose=0, validation_data=(x, y), callbacks=[board])
+
+    work(None, tmp_path / "alone")
+    ranks(2, lambda rank: work(MirroredStrategy(), tmp_path / f"rank{rank}"))
+    tags = {}
+    for folder in ("alone", "rank0"):
+        files = sorted((tmp_path / folder).glob("*/events*"))
+        assert [file.parent.name for file in files] == ["train", "validation"]
+        tags[folder] = [file.read_bytes() for file in files]
+        for name in (b"epoch_loss", b"epoch_accuracy"):
+            assert all(name in content for content in tags[folder])
+        train, validation = tags[folder]
+        for name in (
+            b"batch_loss",
+            b"epoch_learning_rate",
+            b"/kernel/histogram",
+            b"/kernel/image",
+            b"graph_keras_model",
+        ):
+            assert name in train
+        assert b"evaluation_loss_vs_iterations" in validation
+        assert train.count(b"batch_loss") == 4  # every second one of 8
+    assert not (tmp_path / "rank1").exists()

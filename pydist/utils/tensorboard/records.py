@@ -92,12 +92,20 @@ def scalar(tag, number):
     return value(tag, single(2, number))
 
 
+def plugin(name, content=""):
+    """The plugin that shows a value: metadata 9, plugin_data 1: plugin_name 1, content 2."""
+    return chunk(9, chunk(1, chunk(1, name) + (chunk(2, content) if content else b"")))
+
+
+def string(*strings, shape=()):
+    """Strings as a tensor 8: dtype 1 (DT_STRING 7), shape 2, string_val 8."""
+    sizes = chunk(2, b"".join(chunk(2, integer(1, size)) for size in shape))
+    return chunk(8, integer(1, 7) + sizes + b"".join(chunk(8, s) for s in strings))
+
+
 def text(tag, strings):
-    """The content of a text: metadata 9 with the plugin's name, tensor 8: dtype 1 (DT_STRING 7), shape 2,
-    string_val 8."""
-    plugin = chunk(9, chunk(1, chunk(1, "text")))
-    shape = chunk(2, chunk(2, integer(1, len(strings))))
-    return value(tag, plugin, chunk(8, integer(1, 7) + shape + b"".join(chunk(8, s) for s in strings)))
+    """The content of a text."""
+    return value(tag, plugin("text"), string(*strings, shape=(len(strings),)))
 
 
 def histogram(tag, low, high, count, total, squares, limits, counts):
