@@ -58,7 +58,9 @@ def made(name, rows, dropout=True):
         def loss(net, x, y):
             return net(x, y)
     else:
-        net = GPT(GPTConfig(vocab_size=65, block_size=64, n_layer=4, n_head=4, n_embd=128, dropout=0.1))
+        net = GPT(
+            GPTConfig(vocab_size=65, block_size=64, n_layer=4, n_head=4, n_embd=128, dropout=0.1 if dropout else 0.0)
+        )
         tokens = randint(0, 65, (rows, 65))
         data, optimizer = TensorDataset(tokens[:, :-1], tokens[:, 1:]), optim.AdamW(net.parameters(), lr=3e-4)
         scheduler, clip, accumulate = optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=10), 1.0, 2
