@@ -16,6 +16,7 @@ from importlib import util
 from pydist import _C, distributed
 from pydist._launch.options import RANKS_MAX
 from pydist.distributed import threads
+from pydist.distributed._group.process_group import lend_process_group
 from pydist.multiprocessing._by_value import _Pickler
 from pydist.multiprocessing.spawn import _Report, _become_child, _start
 
@@ -166,7 +167,7 @@ def _sendable(value):
 def _join_group(rank, world):
     """How a rank's process begins: it joins the others."""
     _C.set_num_threads(max(1, _C.get_num_threads() // world))
-    distributed.init_process_group(rank=rank, world_size=world)
+    lend_process_group(rank, world)
 
 
 def _child(data, rank, args, box, parent, meeting):

@@ -338,7 +338,7 @@ def test_threads_have_their_own_group():
 def test_init_in_a_thread_that_is_a_rank():
     def work(rank):
         dist.init_process_group("gloo", rank=rank, world_size=2)
-        with pytest.raises(ValueError, match=f"rank=1, world_size=3, but this thread is rank {rank} of 2"):
+        with pytest.raises(ValueError, match=f"rank=1, world_size=3, but this is rank {rank} of 2"):
             dist.init_process_group(rank=1, world_size=3)
         x = pydist.ones(1)
         dist.all_reduce(x, group=dist.group.WORLD)

@@ -43,12 +43,17 @@ def test_accumulation(accumulate):
         assert run_ranks(world, lambda rank: train("gpt", accumulate=accumulate, epochs=2)) == [want] * world
 
 
+def mlp_of_threads(rank, threads):
+    pydist.set_num_threads(threads)
+    return train("mlp")
+
+
 @pytest.mark.slow
 def test_processes_and_threads():
     """Ranks as processes, with other numbers of threads."""
-    want = run_ranks(1, train, "mlp", processes=True)
-    for world in (2, 4):
-        assert run_ranks(world, train, "mlp", processes=True) == want * world
+    want = run_ranks(1, mlp_of_threads, 1, processes=True)
+    for world, threads in ((1, 2), (2, 2), (4, 1)):
+        assert run_ranks(world, mlp_of_threads, threads, processes=True) == want * world
 
 
 def test_the_number_of_shards_matters():

@@ -13,6 +13,7 @@ _default = None  # the process's group
 _joined = None  # the Place that this group and later ones are connected to
 _backend = Backend(Backend.NATIVE)
 _asked = False  # init_process_group was called; False if a collective made the group
+_lent = False  # run_ranks has called it, and the function of the rank may call it, too
 _here = threading.local()  # .group: the group of a thread that is a rank
 _made = {}  # see made_apart
 _logical = None  # the Logical of the process
@@ -301,7 +302,7 @@ def init_process_group(
     Raises ValueError or TypeError if arguments contradict the environment or each other, RuntimeError if several ranks
     have nowhere to meet or if "nccl" finds no GPU or no NCCL, DistError if the others do not come or refuse this rank.
     """
-    global _asked, _backend
+    global _asked, _backend, _lent
     backend, fast, shards = checked(backend), is_fast("init_process_group", order), _shards_asked(logical_shards)
     if fast and shards is not None:
         raise ValueError(
@@ -309,14 +310,15 @@ def init_process_group(
         )
     if store is not None and init_method is not None:
         raise ValueError("init_process_group: got both init_method and store (expected one of them)")
-    own = getattr(_here, "group", None)
-    if own is not None:  # a thread that is a rank already has its group
+    own = getattr(_here, "group", None) or (_default if _lent else None)
+    if own is not None:  # a rank of run_ranks already has its group
         if rank not in (-1, None, own.rank) or world_size not in (-1, None, own.size):
             raise ValueError(
-                f"init_process_group: rank={rank}, world_size={world_size}, but this thread is rank {own.rank} of "
+                f"init_process_group: rank={rank}, world_size={world_size}, but this is rank {own.rank} of "
                 f"{own.size} (expected the same)"
             )
         _set_logical(shards)
+        _lent = False
         return
     transport = place = None
     if serves_by_mpi(backend):
@@ -342,9 +344,16 @@ def init_process_group(
         say_what_serves(backend, _default.rank)
 
 
+def lend_process_group(rank, world):
+    """Begins a process of run_ranks: as a thread that is a rank it has a group, and may call init_process_group once."""
+    global _lent
+    init_process_group(rank=rank, world_size=world)
+    _lent = True
+
+
 def destroy_process_group(group=None):
     """Leaves the group (default: the process's group). Tensors that were reduced in it stay valid."""
-    global _default, _asked, _backend
+    global _default, _asked, _backend, _lent
     own = getattr(_here, "group", None)
     if group is None:
         group = own or _default
@@ -354,6 +363,6 @@ def destroy_process_group(group=None):
     if group is own:
         _here.group = _here.logical = None
     elif group is _default:
-        _default, _asked, _backend = None, False, Backend(Backend.NATIVE)
+        _default, _asked, _lent, _backend = None, False, False, Backend(Backend.NATIVE)
         _made.clear()
         _C._rng_shard(0)
