@@ -70,6 +70,7 @@ OTHERS = {
         "TORCH_HOME": "the folder of `pydist.hub`'s downloads; default: torch in the user's cache",
         "PYDIST_FOLD": "the default of the launcher's `--fold`: auto or off",
         "KERAS_BACKEND": "Keras runs over pydist whether this is unset, tensorflow, jax or torch; other values are an error",
+        "PYDIST_DATA": "the folder in which `keras.datasets` looks for files (docs/guide/keras.md)",
         "NO_COLOR": "anything: the launcher writes no colours",
         "TERM": "dumb: the launcher treats the terminal as a file",
         "COLUMNS": "the width for progress bars, where the output is no terminal",

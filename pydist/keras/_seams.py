@@ -20,6 +20,7 @@ FILES = """
     _adapters
     _callbacks
     _closures
+    _datasets
     _dtypes
     _facade
     _lazy

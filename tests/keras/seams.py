@@ -1,8 +1,15 @@
 """One test for each change that pydist.keras makes in Keras. test_keras.py runs this file in a process of its own."""
 
 import collections
+import concurrent.futures
+import functools
+import gzip
+import http.server
 import importlib
+import pickle
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -65,6 +72,90 @@ def test_s2_float64_is_computed_in_float64_where_the_program_asks_for_it():
         assert keras.backend.result_type("int64", int) == "int32"
     finally:
         keras.config.set_floatx("float32")
+
+
+def write_idx(folder, prefix, images, labels):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in ((f"{prefix}-images-idx3-ubyte", images), (f"{prefix}-labels-idx1-ubyte", labels)):
+        header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+        (folder / f"{name}.gz").write_bytes(gzip.compress(header + array.tobytes()))
+
+
+@pytest.mark.parametrize("name, folder", [("mnist", "mnist"), ("fashion_mnist", "FashionMNIST/raw")])
+def test_s7_mnist_from_local_files(name, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYDIST_DATA", str(tmp_path))
+    images, labels = np.arange(2 * 784, dtype="uint8").reshape(2, 28, 28), np.array([3, 9], "uint8")
+    write_idx(tmp_path / folder, "train", images, labels)
+    write_idx(tmp_path / folder, "t10k", images[:1], labels[:1])
+    train, test = getattr(keras.datasets, name).load_data()
+    assert np.array_equal(train[0], images) and train[1].tolist() == [3, 9] and test[0].shape == (1, 28, 28)
+    file = tmp_path / folder / "train-labels-idx1-ubyte.gz"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=f"{file}: damaged or cut short"):
+        getattr(keras.datasets, name).load_data()
+
+
+@pytest.mark.parametrize("form", ["binary", "python"])
+def test_s7_cifar_from_local_files(form, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYDIST_DATA", str(tmp_path))
+    pixels, labels = np.random.default_rng(0).integers(0, 256, (2, 3072), "uint8"), np.array([[7, 1], [8, 2]], "uint8")
+    ten, hundred = tmp_path / "cifar-10", tmp_path / f"cifar-100-{form}"
+    for folder in (ten, hundred):
+        folder.mkdir()
+    for name in ("data_batch_1", "test_batch"):
+        if form == "binary":
+            (ten / f"{name}.bin.gz").write_bytes(gzip.compress(np.hstack([labels[:, :1], pixels]).tobytes()))
+        else:
+            (ten / name).write_bytes(pickle.dumps({b"data": pixels, b"labels": labels[:, 0].tolist()}))
+    for name in ("train", "test"):
+        if form == "binary":
+            (hundred / f"{name}.bin").write_bytes(np.hstack([labels, pixels]).tobytes())
+        else:
+            batch = {"data": pixels, "coarse_labels": labels[:, 0].tolist(), "fine_labels": labels[:, 1].tolist()}
+            (hundred / name).write_bytes(pickle.dumps(batch))
+    with pytest.warns(UserWarning, match="cifar-10: no data_batch_2.*; the files that are there are used"):
+        train, test = keras.datasets.cifar10.load_data()
+    wanted = pixels.reshape(2, 3, 32, 32).transpose(0, 2, 3, 1)
+    assert np.array_equal(train[0], wanted) and train[1].tolist() == test[1].tolist() == [[7], [8]]
+    assert keras.datasets.cifar100.load_data()[0][1].tolist() == [[1], [2]]
+    assert keras.datasets.cifar100.load_data("coarse")[0][1].tolist() == [[7], [8]]
+    with pytest.raises(ValueError, match="`label_mode` must be one of"):
+        keras.datasets.cifar100.load_data("rough")
+    file = next(hundred.glob("train*"))
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=f"{file}: "):
+        keras.datasets.cifar100.load_data()
+
+
+def test_s7_downloads_end(tmp_path):
+    """One of several processes or threads downloads; without an answer the error names the file and its hash."""
+    asked = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            time.sleep(0.2)
+            self.send_response(200)
+            self.send_header("Content-Length", "5")
+            self.end_headers()
+            self.wfile.write(b"short" if self.path == "/good" else b"cut")
+
+        def log_message(self, *args):
+            pass
+
+    get = functools.partial(keras.utils.get_file, cache_dir=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever).start()
+        origin = f"http://127.0.0.1:{server.server_port}"
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            files = list(pool.map(lambda _: get("good", f"{origin}/good"), range(4)))
+        assert len(asked) == 1 and {open(file).read() for file in files} == {"short"}
+        with pytest.raises(Exception, match=f"3 of 5 bytes came .expected a network, or this file at {tmp_path}"):
+            get("bad", f"{origin}/bad")
+        server.shutdown()
+    assert not (tmp_path / "datasets" / "bad").exists()
+    with pytest.raises(RuntimeError, match=f"this file at {tmp_path}/datasets/gone.*, whose hash is abc"):
+        get("gone", f"{origin}/gone", file_hash="abc")
 
 
 def test_s8_other_frameworks_are_out_of_reach(monkeypatch):

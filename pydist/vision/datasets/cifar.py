@@ -11,7 +11,7 @@ from pydist.vision.datasets.utils import check_integrity, download_and_extract_a
 from pydist.vision.datasets.vision import VisionDataset
 
 
-def _load(path):
+def load_batch(path):
     """The dictionary in a batch file. Raises ValueError, which names the file, if it is damaged or holds something
     else."""
     try:
@@ -86,7 +86,7 @@ class CIFAR10(VisionDataset):
     def _read(self, paths):
         data, self.targets = [], []
         for path in paths:
-            entry = _load(path)
+            entry = load_batch(path)
             pixels, labels = entry.get("data"), entry.get("labels", entry.get("fine_labels"))
             is_image = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.size % 3072 == 0
             if not is_image or labels is None or len(labels) * 3072 != pixels.size:
@@ -100,7 +100,7 @@ class CIFAR10(VisionDataset):
     def _load_meta(self):
         path = self._path(self.meta["filename"])
         if os.path.isfile(path):
-            entry = _load(path)
+            entry = load_batch(path)
             if self.meta["key"] not in entry:
                 raise ValueError(f"{path}: no {self.meta['key']}")
             self.classes = list(entry[self.meta["key"]])
