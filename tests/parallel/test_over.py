@@ -162,7 +162,7 @@ def test_no_step_is_lost_or_undone(block):
         assert max(r.made for r in ranks) <= max(live)
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_thousand_steps_do_not_grow(world):
     def size():
         with open("/proc/self/statm") as f:
