@@ -275,6 +275,24 @@ typedef struct pd_conv {
 /* FORWARD: y from x and w. INPUT: gx from gy and w. WEIGHT: gw from gy and x. */
 typedef enum pd_conv_part { PD_CONV_FORWARD, PD_CONV_INPUT, PD_CONV_WEIGHT } pd_conv_part;
 
+/* A sum of arrays of n elements in the order of a tree (comm/algo/reduce.h), times scale; only floats have one that is
+   not 1. Input at[0] is own[0], input at[1] own[1] (at -1: there is none; own NULL: it is zeros), and the others, in
+   order, are at `in`, in + apart, ... bytes. After input k come sums[k] additions, each of the latest two partial sums;
+   no more than PD_TREE_DEPTH of them wait at a time. The last input has the dtype `last`, which is t, or F16 or BF16
+   where t is F32. out may be one of the inputs. */
+#define PD_TREE_INPUTS 1024
+#define PD_TREE_DEPTH 12
+typedef struct pd_sum_tree {
+    int64_t n, apart;
+    const void *in, *own[2];
+    void *out;
+    double scale;
+    pd_dtype last;
+    int inputs;
+    int16_t at[2];
+    uint8_t sums[PD_TREE_INPUTS];
+} pd_sum_tree;
+
 /* Expand to the arguments if a row's kernel is on that device, else to nothing. */
 #define PD_ON_CPU_both(...) __VA_ARGS__
 #define PD_ON_CPU_cpu(...) __VA_ARGS__

@@ -51,9 +51,17 @@ static pd_status all_reduce(pd_reducer *r, void *data, int64_t count, pd_dtype t
 
 /* ---- the flags: one element a parameter, 1/W-scaled like the rest ------------------------------------------------ */
 
+static bool all_came_here(const pd_reducer *r) {
+    if (!r->turns) return pd_ready_all_came(&r->ready);
+    for (int i = 0; i < r->n; i++)
+        if (!came_here(r, i)) return false;
+    return true;
+}
+
 static pd_status write_flags(pd_reducer *r) {
+    const pd_flat *sums = sums_of(r);
     pd_dtype t = flag_type(r);
-    if (!on_host(r) && pd_ready_all_came(&r->ready)) return pd_flat_fill(&r->flat, pd_flat_tail(&r->flat), r->n, t, 1);
+    if (!on_host(r) && all_came_here(r)) return pd_flat_fill(sums, pd_flat_tail(sums), r->n, t, 1);
     if (!on_host(r) && pd_cuda_capturing(r->device))
         return pd_fail(PD_E_RUNTIME,
                        "DistributedDataParallel: a parameter has no gradient in a backward that a CUDA graph captures "
@@ -63,14 +71,14 @@ static pd_status write_flags(pd_reducer *r) {
         pd_scalar_store(&v, t, r->flags + (size_t)i * pd_dtype_size(t));
     }
     if (on_host(r)) return PD_OK;
-    return r->device->copy(r->device, "DistributedDataParallel", PD_TO_DEVICE, pd_flat_tail(&r->flat), r->flags,
+    return r->device->copy(r->device, "DistributedDataParallel", PD_TO_DEVICE, pd_flat_tail(sums), r->flags,
                            flag_bytes(r), PD_NO_WAIT);
 }
 
 /* Reads the flags of all ranks. Waits for a GPU only if, by this rank's own flags, not all parameters were used. */
 static pd_status read_flags(pd_reducer *r) {
-    if (on_host(r) || pd_ready_all_came(&r->ready)) return PD_OK;
-    return r->device->copy(r->device, "DistributedDataParallel", PD_TO_HOST, r->flags, pd_flat_tail(&r->flat),
+    if (on_host(r) || all_came_here(r)) return PD_OK;
+    return r->device->copy(r->device, "DistributedDataParallel", PD_TO_HOST, r->flags, pd_flat_tail(sums_of(r)),
                            flag_bytes(r), PD_WAIT);
 }
 

@@ -61,7 +61,7 @@ void pd_reducer_free(pd_reducer *r);
    bits for any number of ranks. A rank opens its shards one after the other; the last of them reduces. In a shard the
    gradients of any number of backwards accumulate. `last` announces the one that ends the shard, so that its gradients
    are added, and in the last shard reduced, while backward goes on; a shard that ends without it is ended by close. A
-   rank without shards only closes. Works in a world of one, too. PD_E_NOTIMPL: the parameters are on a GPU. */
+   rank without shards only closes. Works in a world of one, and on GPUs, too. */
 int pd_reducer_shards(const pd_reducer *r); /* how many this rank has; -1: the reducer was made without blocks */
 bool pd_reducer_is_closed(const pd_reducer *r); /* none is open */
 /* Opens this rank's shard k: 0, 1, ... in each step. .grad becomes None. PD_E_RUNTIME: shard k - 1 was not closed. */

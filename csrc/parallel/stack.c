@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/threads.h"
 #include "comm/algo/reduce.h"
+#include "kernels/kernels.h"
 
 #define GRAIN 32768 /* elements that a thread adds at least */
 #define MOST_LEVELS 12
@@ -14,27 +15,23 @@ static int log2_of(int n) { return 31 - __builtin_clz((unsigned)n); }
 pd_status pd_stack_init(pd_stack *s, const pd_flat *sums, int most) {
     const pd_layout *l = sums->layout;
     *s = (pd_stack){.sums = sums};
-    int levels = log2_of(most) > 1 ? log2_of(most) - 1 : 0;
+    pd_flat_kind kind = {.who = sums->kind.who, .wide = sums->kind.wide, .parts = log2_of(most) - 1};
     PD_TRY(pd_calloc(sizeof *s->seen * (size_t)l->npieces, "stack", &s->seen));
-    PD_TRY(pd_calloc(sizeof *s->levels * (size_t)(levels + 1), "stack", &s->levels));
-    for (; s->nlevels < levels; s->nlevels++)
-        PD_TRY(pd_flat_init(&s->levels[s->nlevels], l, (pd_flat_kind){.who = sums->kind.who, .wide = sums->kind.wide},
-                            NULL, sums->device));
-    return PD_OK;
+    return kind.parts > 0 ? pd_flat_init(&s->levels, l, kind, NULL, sums->device) : PD_OK;
 }
 
 void pd_stack_fini(pd_stack *s) {
-    for (int i = 0; s->levels && i < s->nlevels; i++) pd_flat_fini(&s->levels[i]);
-    pd_free(s->levels);
+    pd_flat_fini(&s->levels);
     pd_free(s->seen);
     *s = (pd_stack){0};
 }
 
+static bool is_top(pd_turn t, int level) { return level >= log2_of(t.size) - 1; }
+
 /* The memory of a level for a block of this size. */
 static const pd_flat *flat_of(const pd_stack *s, pd_turn t, int level, int *part) {
-    bool top = level >= log2_of(t.size) - 1;
-    *part = top ? t.part : 0;
-    return top ? s->sums : &s->levels[level];
+    *part = is_top(t, level) ? t.part : level;
+    return is_top(t, level) ? s->sums : &s->levels;
 }
 
 static char *place_of(const pd_stack *s, pd_turn t, int level, const pd_piece *p) {
@@ -76,25 +73,41 @@ static pd_status leaf_of(pd_dtype sum, const pd_piece *p, const void *gradient, 
     return PD_OK;
 }
 
+/* The same on a GPU: as one sum of the levels below `to`, the oldest first, and of the leaf; NULL: zeros. */
+static pd_status add_on_device(pd_stack *s, pd_turn t, const pd_piece *p, int levels, const void *gradient, void *to) {
+    const pd_device *d = s->sums->device, *was;
+    const int first = levels && is_top(t, levels - 1) ? levels - 2 : levels - 1; /* of the levels in s->levels */
+    pd_sum_tree c = {.n = p->numel, .out = to, .scale = 1, .last = p->dtype, .inputs = levels + 1, .at = {-1, levels},
+                     .own = {NULL, gradient}};
+    if (first < levels - 1) c.at[0] = 0, c.own[0] = place_of(s, t, levels - 1, p);
+    if (first >= 0) c.in = place_of(s, t, first, p), c.apart = -(int64_t)pd_flat_apart(&s->levels, p->bucket);
+    c.sums[levels] = (uint8_t)levels;
+    pd_status status = pd_device_enter(d, &was);
+    if (!status && c.n) pd_here()->sum_tree(pd_flat_dtype(s->sums, p->bucket), &c);
+    pd_device_here = was;
+    return status ? status : pd_device_check(d, s->sums->kind.who);
+}
+
+static pd_status clear(const pd_stack *s, pd_turn t, int level, const pd_piece *p) {
+    return pd_flat_clear(s->sums, place_of(s, t, level, p), p->numel, pd_flat_dtype(s->sums, p->bucket));
+}
+
 pd_status pd_stack_add(pd_stack *s, pd_turn t, const pd_piece *p, const void *gradient) {
     int piece = (int)(p - s->sums->layout->pieces), levels = __builtin_ctz((unsigned)t.at + 1);
     pd_dtype sum = pd_flat_dtype(s->sums, p->bucket);
-    size_t bytes = (size_t)p->numel * pd_dtype_size(sum);
     bool last = t.at == t.size - 1;
     if (t.at == 0) s->seen[piece] = false;
-    if (!gradient && !s->seen[piece]) {
-        if (last) memset(place_of(s, t, log2_of(t.size), p), 0, bytes);
-        return PD_OK;
-    }
+    if (!gradient && !s->seen[piece]) return last ? clear(s, t, log2_of(t.size), p) : PD_OK;
     for (int l = 0; !s->seen[piece] && l < log2_of(t.size); l++) /* earlier shards have not reached it */
-        if (t.at >> l & 1) memset(place_of(s, t, l, p), 0, bytes);
+        if (t.at >> l & 1) PD_TRY(clear(s, t, l, p));
     s->seen[piece] = true;
     char *to = place_of(s, t, levels, p);
     if (gradient == to) return PD_OK;
+    if (!pd_flat_on_host(s->sums)) return add_on_device(s, t, p, levels, gradient, to);
     const void *leaf;
     PD_TRY(leaf_of(sum, p, gradient, &leaf));
     if (!levels) {
-        memcpy(to, leaf, bytes);
+        memcpy(to, leaf, (size_t)p->numel * pd_dtype_size(sum));
         return PD_OK;
     }
     addition a = {.n = levels + 1, .out = to, .dtype = sum};

@@ -14,6 +14,8 @@
    even shard's gradient is not copied: backward writes it into level 0. A shard's gradients may come in any order of
    pieces.
 
+   On a GPU the same is done by one launch for each gradient that is added, with the same bits.
+
    A piece that a shard does not reach counts as zeros. Nothing is written for a piece until it is reached, so frozen
    parameters cost one fill a step. */
 #ifndef PD_PARALLEL_STACK_H
@@ -23,8 +25,7 @@
 
 typedef struct pd_stack {
     const pd_flat *sums; /* [borrowed] the sums of blocks: part p of each bucket */
-    pd_flat *levels;     /* the lower levels */
-    int nlevels;
+    pd_flat levels;      /* the lower levels, one in each part; no buckets: there are none */
     bool *seen;          /* by piece: a shard of this block has reached it */
 } pd_stack;
 

@@ -1,8 +1,10 @@
 /* The data-parallel reducer over logical shards, which a rank runs in turn. */
 #include <string.h>
 
+#include "base/flags.h"
 #include "base/mem.h"
 #include "comm/algo/reduce.h"
+#include "kernels/kernels.h"
 #include "parallel/data_impl.h"
 #include "parallel/hash.h"
 
@@ -10,7 +12,7 @@ enum { HOMES = 3 }; /* the first part of the sums, the second one, the stack's l
 
 struct pd_turns {
     pd_blocks *blocks;  /* [strong] */
-    bool plain;         /* each rank has one shard: the group's all_reduce is the tree over shards */
+    bool plain;         /* each rank has one shard, on a CPU: the group's all_reduce is the tree over shards */
     pd_flat wide;       /* sums for parameters of 16 bits; unused: the reducer's own memory has the sums */
     pd_stack stack;
     int own;            /* shards of this rank */
@@ -21,6 +23,8 @@ struct pd_turns {
     uint64_t *hashes;   /* by parameter: of this shard's gradient, 0: none; NULL: nobody asks for them */
     pd_tensor **homes;  /* [strong] HOMES by parameter: where backward may write a gradient; NULL: not made yet */
 };
+
+static bool on_host(const pd_reducer *r) { return r->device->kind == PD_DEVICE_CPU; }
 
 static bool has_halves(const pd_layout *l) {
     for (int b = 0; b < l->nbuckets; b++)
@@ -51,7 +55,7 @@ static pd_status allocate(pd_reducer *r, pd_turns *t) {
         most = b->size > most ? b->size : most;
         t->own += b->size;
     }
-    t->plain = t->blocks->shards == pd_group_size(r->group) && t->blocks->count == t->blocks->shards;
+    t->plain = t->blocks->shards == pd_group_size(r->group) && t->blocks->count == t->blocks->shards && on_host(r);
     for (int i = 0; i < t->blocks->count; i++) t->plain &= t->blocks->of[i].rank == i;
     bool wide = !t->plain && has_halves(&r->layout);
     pd_flat_kind sums = {PD_DDP, r->n, t->blocks->parts, wide}, own = {PD_DDP, 0, 1, false};
@@ -64,8 +68,10 @@ static pd_status allocate(pd_reducer *r, pd_turns *t) {
 }
 
 pd_status pd_turns_new(pd_reducer *r, pd_blocks *b) {
-    if (r->device->kind != PD_DEVICE_CPU)
-        return pd_fail(PD_E_NOTIMPL, "DistributedDataParallel: logical shards with parameters on %s (expected the CPU)",
+    if (!on_host(r) && pd_flags_get()->CUDA_TUNE)
+        return pd_fail(PD_E_VALUE,
+                       "DistributedDataParallel: PYDIST_CUDA_TUNE is 1 with logical shards on %s (expected 0: ranks "
+                       "would choose algorithms with different bits)",
                        r->device->name);
     if (b->ranks != pd_group_size(r->group))
         return pd_fail(PD_E_VALUE, "DistributedDataParallel: logical shards are dealt out to %d ranks (expected %d)",
@@ -149,7 +155,7 @@ pd_status pd_reducer_last_backward(pd_reducer *r) {
     return PD_OK;
 }
 
-/* The gradient's elements in the order of the piece's; *copy: [new] or NULL, holds them. */
+/* The gradient's elements in the order of the piece's; *copy: [new] or NULL, holds them. The device is entered. */
 static pd_status elements_of(const pd_slot *s, pd_tensor *g, const void **out, pd_tensor **copy) {
     bool same = g->numel < 2 || !memcmp(g->stride, s->view->stride, sizeof *g->stride * (size_t)g->ndim);
     *copy = NULL;
@@ -172,7 +178,7 @@ static pd_status elements_of(const pd_slot *s, pd_tensor *g, const void **out, p
     return PD_OK;
 }
 
-static void round_in_place(pd_dtype half, char *data, int64_t n) {
+static void round_on_host(pd_dtype half, char *data, int64_t n) {
     uint16_t tile[512];
     for (int64_t at = 0; at < n; at += 512) {
         int64_t m = n - at < 512 ? n - at : 512;
@@ -180,6 +186,32 @@ static void round_in_place(pd_dtype half, char *data, int64_t n) {
         pd_reduce_round(half, here, (char *)tile, m, 1);
         pd_reduce_widen(half, (char *)tile, here, m);
     }
+}
+
+/* The device is entered. */
+static pd_status round_in_place(const pd_reducer *r, pd_dtype half, char *data, int64_t n) {
+    void *room;
+    if (on_host(r)) {
+        round_on_host(half, data, n);
+        return PD_OK;
+    }
+    PD_TRY(r->device->scratch(r->device, (size_t)n * sizeof(uint16_t), PD_DDP, &room));
+    pd_convert(half, PD_F32, n, data, room);
+    pd_convert(PD_F32, half, n, room, data);
+    return pd_device_check(r->device, PD_DDP);
+}
+
+static pd_status hash_of(const pd_reducer *r, const void *data, size_t bytes, uint64_t *out) {
+    char *copy = NULL;
+    if (on_host(r)) {
+        *out = pd_hash64(data, bytes);
+        return PD_OK;
+    }
+    PD_TRY(pd_malloc(bytes + 1, "hashes", &copy));
+    pd_status status = r->device->copy(r->device, PD_DDP, PD_TO_HOST, copy, data, bytes, PD_WAIT);
+    if (!status) *out = pd_hash64(copy, bytes);
+    pd_free(copy);
+    return status;
 }
 
 static bool is_rounded(const pd_turns *t, pd_dtype dtype) { return t->rounded != PD_NO_DTYPE && dtype == PD_F32; }
@@ -191,19 +223,34 @@ pd_status pd_reducer_round_shards(pd_reducer *r, pd_dtype half) {
     return PD_OK;
 }
 
+/* Adds the gradient g, or zeros (NULL), of a parameter. */
+static pd_status add(pd_slot *s, pd_tensor *g) {
+    pd_reducer *r = s->r;
+    pd_turns *t = r->turns;
+    pd_tensor *copy = NULL;
+    const void *elements = NULL;
+    uint64_t *hash = t->hashes ? &t->hashes[s - r->slots] : NULL;
+    if (g) PD_TRY(elements_of(s, g, &elements, &copy));
+    pd_status status = PD_OK;
+    if (g && is_rounded(t, s->piece->dtype))
+        status = round_in_place(r, t->rounded, (char *)(uintptr_t)elements, s->piece->numel);
+    if (hash) *hash = 0;
+    if (hash && g)
+        PD_THEN(hash_of(r, elements, (size_t)s->piece->numel * pd_dtype_size(s->piece->dtype), hash));
+    PD_THEN(pd_stack_add(&t->stack, turn_of(r), s->piece, elements));
+    pd_tensor_release(copy);
+    return status;
+}
+
 pd_status pd_turns_add(pd_slot *s) {
     pd_reducer *r = s->r;
     pd_turns *t = r->turns;
-    pd_tensor *g = s->param->meta->grad, *copy = NULL;
-    const void *elements = NULL;
+    pd_tensor *g = s->param->meta->grad;
+    const pd_device *was;
     if (!t->own || pd_turns_has(s)) return PD_OK;
-    if (g) PD_TRY(elements_of(s, g, &elements, &copy));
-    if (g && is_rounded(t, s->piece->dtype))
-        round_in_place(t->rounded, (char *)(uintptr_t)elements, s->piece->numel);
-    size_t bytes = (size_t)s->piece->numel * pd_dtype_size(s->piece->dtype);
-    if (t->hashes) t->hashes[s - r->slots] = g ? pd_hash64(elements, bytes) : 0;
-    pd_status status = pd_stack_add(&t->stack, turn_of(r), s->piece, elements);
-    pd_tensor_release(copy);
+    pd_status status = pd_device_enter(r->device, &was);
+    PD_THEN(add(s, g));
+    pd_device_here = was;
     if (status) return status;
     t->added[s - r->slots] = true;
     t->used[s - r->slots] |= g != NULL;
@@ -225,26 +272,38 @@ pd_status pd_turns_end(pd_reducer *r, bool *reduces) {
 pd_status pd_turns_all_reduce(pd_reducer *r, int b, int64_t count, pd_work **work) {
     const pd_flat *sums = pd_turns_sums(r);
     const pd_turns *t = r->turns;
+    const pd_device *was;
     void *data = sums->buckets[b].data;
     pd_dtype dtype = pd_flat_dtype(sums, b);
     double scale = 1.0 / t->blocks->shards;
     if (t->plain) return pd_group_all_reduce(r->group, data, count, dtype, PD_REDUCE_SUM, scale, r->site, work);
-    return pd_group_all_reduce_blocks(r->group, data, pd_flat_apart(sums, b), count, dtype, t->blocks, scale, r->site,
-                                      work);
+    pd_status status = pd_device_enter(r->device, &was);
+    PD_THEN(pd_group_all_reduce_blocks(r->group, data, pd_flat_apart(sums, b), count, dtype, t->blocks, scale, r->site,
+                                       work));
+    pd_device_here = was;
+    return status;
+}
+
+/* Puts the mean of a bucket into r->flat, rounded as is wanted. The device is entered. */
+static pd_status deliver(const pd_reducer *r, int b) {
+    const pd_flat *sums = pd_turns_sums(r);
+    const pd_bucket_span *span = &r->layout.buckets[b];
+    char *from = sums->buckets[b].data, *to = r->flat.buckets[b].data;
+    if (sums != &r->flat && on_host(r)) pd_reduce_round(span->dtype, from, to, span->numel, 1);
+    else if (sums != &r->flat) pd_convert(span->dtype, pd_flat_dtype(sums, b), span->numel, from, to);
+    if (is_rounded(r->turns, span->dtype)) return round_in_place(r, r->turns->rounded, to, span->numel);
+    return pd_device_check(r->device, PD_DDP);
 }
 
 pd_status pd_turns_deliver(pd_reducer *r) {
-    const pd_flat *sums = pd_turns_sums(r);
-    for (int b = 0; sums != &r->flat && b < r->layout.nbuckets; b++)
-        pd_reduce_round(r->layout.buckets[b].dtype, sums->buckets[b].data, r->flat.buckets[b].data,
-                        r->layout.buckets[b].numel, 1);
-    for (int b = 0; b < r->layout.nbuckets; b++)
-        if (is_rounded(r->turns, r->layout.buckets[b].dtype))
-            round_in_place(r->turns->rounded, r->flat.buckets[b].data, r->layout.buckets[b].numel);
-    for (int i = 0; i < r->n; i++) {
+    const pd_device *was;
+    pd_status status = pd_device_enter(r->device, &was);
+    for (int b = 0; b < r->layout.nbuckets; b++) PD_THEN(deliver(r, b));
+    pd_device_here = was;
+    for (int i = 0; i < r->n && !status; i++) {
         pd_slot *s = &r->slots[i];
-        PD_TRY(pd_grad_take(s->param, &s->owner, s->view));
+        status = pd_grad_take(s->param, &s->owner, s->view);
     }
     r->turns->at = -1;
-    return PD_OK;
+    return status;
 }

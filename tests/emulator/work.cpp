@@ -436,6 +436,13 @@ static pd_work work_of(row_scale, pd_dtype t, int64_t n, double, void *) {
     return {kind("scale", t), (double)n * size_of(t), (double)n * size_of(t), 0, n > 0};
 }
 
+static pd_work work_of(row_sum_tree, pd_dtype t, const pd_sum_tree *c) {
+    double n = (double)c->n, read = n * size_of(t) * (c->inputs - 1) + n * size_of(c->last);
+    for (int k = 0; k < 2; k++)
+        if (c->at[k] >= 0 && !c->own[k]) read -= n * size_of(c->at[k] + 1 == c->inputs ? c->last : t);
+    return {kind("sum in order", t), read, n * size_of(t), 0, c->n > 0};
+}
+
 /* ---- products and convolutions of our own ---- */
 
 static pd_work work_of(row_gemm, const pd_gemm *c, const void *, const void *, const void *bias, void *, void *) {

@@ -10,7 +10,8 @@
      hang N            operation N hangs the stream, on all ranks, until an abort
      error N           the same, and RANK's communicator reports a remote error
      stuck N           the same as hang, and RANK's abort takes a minute
-   FAKE_NCCL_FOLDER: where communicators' files lie. */
+   FAKE_NCCL_FOLDER: where communicators' files lie.
+   FAKE_NCCL_CALLS=1: each operation is written to stderr. */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -26,7 +27,7 @@
 #include "device/nccl.h"
 
 #define API __attribute__((visibility("default")))
-enum { RANKS = 4, PART = 1 << 20, PARTS = 4, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6, MADE_OP = 8, MESSAGES_MAX = 16 };
+enum { RANKS = 8, PART = 1 << 20, PARTS = RANKS, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6, MADE_OP = 8, MESSAGES_MAX = 64 };
 
 typedef struct board { /* the file: a communicator */
     atomic_int joined[RANKS], posted[RANKS], taken[RANKS];
@@ -192,8 +193,11 @@ static int look(comm *c) {
     return PD_NCCL_OK;
 }
 
+static const char *const names[] = {"all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "messages"};
+
 static int begin(comm *c) {
     c->number++;
+    if (getenv("FAKE_NCCL_CALLS")) fprintf(stderr, "FAKE: rank %d: %s\n", c->rank, names[c->now.kind]);
     c->posted = 0;
     if (faulty(c, "slow")) c->looks = fault.number;
     if (c->number == fault.number && faulty(c, "refuse")) {

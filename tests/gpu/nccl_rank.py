@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 # How ranks share a GPU; read by NCCL when it is opened.
 SHARING = {
@@ -27,9 +28,13 @@ os.environ.update(
     CUDA_MODULE_LOADING="EAGER",
 )
 
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import pydist
+from lib import shard_sums, sharded
+from pydist import _C, nn
 from pydist import distributed as dist
-from pydist import nn
 from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks
 from pydist.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
     PowerSGDState,
@@ -518,20 +523,91 @@ def places_differ():
     return "no error"
 
 
+# ---- logical shards
+
+TABLES = {
+    1: [(8, [8])], 2: [(8, [4, 4]), (8, [5, 3]), (8, [0, 8]), (2, [1, 1])], 3: [(8, [3, 3, 2]), (8, [6, 1, 1])],
+    4: [(8, [2, 2, 2, 2]), (16, [9, 3, 2, 2])], 8: [(8, [1] * 8), (16, [3, 3, 2, 2, 2, 2, 1, 1])],
+}  # fmt: skip
+
+
+def sums_of_blocks():
+    """The bits of the engine's own sums on the CPU, in parts that are even and in parts that are not."""
+    rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    for shards, shares in TABLES[size]:
+        blocks = _C.Blocks(shards, shares)
+        for n in (0, 1, 65, 640, 3001):
+            for dtype in ("float32", "float64"):
+                numbers = np.random.default_rng([rank, n]).standard_normal((blocks.parts, n * size)).astype(dtype)
+                on_cpu = pydist.from_numpy(numbers)
+                on_gpu, out = on_cpu.cuda(), [pydist.zeros(n, dtype=on_cpu.dtype, device=d) for d in ("cpu", "cuda")]
+                for x, y in ((on_cpu, out[0]), (on_gpu, out[1])):
+                    group.reduce_scatter(y, x, scale=0.5, blocks=blocks)
+                works = [group.all_reduce(x, scale=0.125, blocks=blocks, async_op=True) for x in (on_cpu, on_gpu)]
+                assert all(work.wait() for work in works)
+                for what, (a, b) in {"all": (on_cpu[0], on_gpu[0]), "part": out}.items():
+                    assert a.numpy().tobytes() == b.cpu().numpy().tobytes(), (shards, shares, n, dtype, what)
+    return "same"
+
+
+def reduced_shards(dtype):
+    """The reducer's gradients have the bits of NumPy's sums of the leaves, in the order of the tree."""
+    dtype, rank = getattr(pydist, dtype), dist.get_rank()
+    want = {8: shard_sums.expected(8, 1, dtype, "cuda")}
+    for shards, shares in TABLES[dist.get_world_size()]:
+        if shards not in want:
+            continue
+        net, blocks = shard_sums.Net(dtype).cuda(), _C.Blocks(shards, shares)
+        reducer = shard_sums.reducer_of(net, blocks)
+        for _ in range(2):
+            shard_sums.one_step(net, reducer, blocks.of_rank(rank))
+            shard_sums.same(net, want[shards])
+    return "same"
+
+
+def trained(kind, death=""):
+    """The sha of a model that was trained over logical shards (PYDIST_SHARDS). death: the last rank dies in its second step."""
+
+    is_last = dist.get_rank() == dist.get_world_size() - 1
+
+    def before(step, shard):
+        if death and step == 1 and is_last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sha, losses = sharded.train(kind, device="cuda", rows=72, over=bool(death), before=before)
+    return f"{sha} {[loss.hex() for loss in losses]}"
+
+
+def tables_differ():
+    x, shares = pydist.ones(2, 400, device="cuda"), [[5, 3], [3, 5]][dist.get_rank()]
+    dist.group.WORLD.all_reduce(x, blocks=_C.Blocks(8, shares))
+    return "no error"
+
+
+def calls():
+    """What NCCL is asked for, which the fake writes down."""
+    x = pydist.ones(400, device="cuda")
+    for blocks in (None, _C.Blocks(4, [2, 2])):
+        dist.group.WORLD.all_reduce(x, blocks=blocks)
+    pydist.cuda.synchronize()
+    return "same"
+
+
 def die():
     print(f"DYING {time.monotonic()}", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed():
+def killed(shards=""):
     """The last rank dies in the middle of everything."""
     x = pydist.ones(1000, device="cuda")
-    dist.all_reduce(x)
+    blocks = _C.Blocks(4, [2, 1, 1]) if shards else None
+    dist.group.WORLD.all_reduce(x, blocks=blocks)
     if dist.get_rank() == dist.get_world_size() - 1:
         threading.Timer(0.2, die).start()
     until = time.monotonic() + 20
     while time.monotonic() < until:
-        dist.all_reduce(x)
+        dist.group.WORLD.all_reduce(x, blocks=blocks)
         pydist.cuda.synchronize()
         time.sleep(0.01)
     return "no error"

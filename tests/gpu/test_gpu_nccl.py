@@ -183,13 +183,12 @@ def test_what_differs_is_named_before_data_are_touched(fake, scenario, texts):
         assert one["said"].startswith("CommMismatch: ") and all(text in one["said"] for text in texts), one
 
 
-def test_the_death_of_a_rank_ends_the_others_within_5_s(fake):
-    said, output = ranks(fake, "killed", 3, expect=2)
+@pytest.mark.parametrize("scenario", ["killed", "killed:shards"])
+def test_the_death_of_a_rank_ends_the_others_within_5_s(fake, scenario):
+    said, output = ranks(fake, scenario, 3, expect=2)
     for one in said.values():
-        assert (
-            one["said"].startswith("PeerFailed: all_reduce(float32[1000] on cuda, SUM) at nccl_rank.py:")
-            and "rank 2" in one["said"]
-        ), one
+        assert one["said"].startswith("PeerFailed: all_reduce(float32[1000] on cuda, SUM"), one
+        assert "at nccl_rank.py:" in one["said"] and "rank 2" in one["said"], one
         assert one["at"] - died(output) < 5, output
 
 
@@ -205,6 +204,38 @@ def test_survivors_go_on_with_the_step(fake, registered):
         )
 
 
+# ---- logical shards
+
+
+@pytest.mark.parametrize(
+    "world", [2, 3, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+)
+def test_sums_over_shards_have_the_bits_of_the_cpus(fake, world):
+    if not EMULATED and world > 3:
+        pytest.skip("the emulator's alone: so many ranks of one GPU")
+    said, output = launch(fake, ["sums_of_blocks", "reduced_shards:float32", "reduced_shards:bfloat16"], world)
+    assert [one["said"] for one in said] == ["same"] * 3 * world, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_training_over_shards_has_one_sha(fake, kind):
+    """On 1, 2 and 4 ranks, and if one of three dies in the second step."""
+    found = set()
+    for world, death in ((1, ""), (2, ""), (4, ""), (3, ":dies")):
+        if not EMULATED and world > max(2, pydist.cuda.device_count()):
+            continue
+        said, output = ranks(fake, f"trained:{kind}{death}", world, expect=world - bool(death), PYDIST_SHARDS="8")
+        found.update(one["said"] for one in said.values())
+        assert len(found) == 1 and len(next(iter(found)).split()[0]) == 64, output
+
+
+def test_tables_that_differ_are_named_before_data_are_touched(fake):
+    said, _ = ranks(fake, "tables_differ")
+    for one in said.values():
+        assert one["said"].startswith("CommMismatch: ") and "logical shards" in one["said"], one
+
+
 with_fake = pytest.mark.skipif(not EMULATED, reason="faults of NCCL are the fake's")
 CALL = r"all_reduce\(float32\[1000\] on cuda, SUM\) at nccl_rank.py:\d+ \(#\d+\)"
 
@@ -213,6 +244,16 @@ CALL = r"all_reduce\(float32\[1000\] on cuda, SUM\) at nccl_rank.py:\d+ \(#\d+\)
 def test_operations_in_progress_are_waited_for(fake):
     said, _ = ranks(fake, "ddp", fault="1 slow 300")
     assert [one["said"] for one in said.values()] == ["same"] * 2
+
+
+@with_fake
+def test_what_nccl_is_asked_for(fake):
+    """Without logical shards one all_reduce; with them messages, the gathering of even parts, and the rest of the last rank."""
+    _, output = ranks(fake, "calls", FAKE_NCCL_CALLS="1")
+    calls = [line.partition("FAKE: ")[2] for line in output.splitlines() if "FAKE: " in line]
+    for rank in (0, 1):
+        names = [call.partition(": ")[2] for call in calls if call.startswith(f"rank {rank}: ")]
+        assert names == ["all_reduce", "messages", "all_gather", "broadcast"], output
 
 
 @with_fake

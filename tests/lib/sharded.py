@@ -22,7 +22,7 @@ class Gpt(nn.Module):
         self.head = nn.Linear(16, 16)
 
     def forward(self, x):
-        with pydist.autocast("cpu", dtype=pydist.bfloat16):
+        with pydist.autocast(x.device.type, dtype=pydist.bfloat16):
             return self.head(self.blocks(self.embed(x), nn.Transformer.generate_square_subsequent_mask(x.shape[1])))
 
 
@@ -57,10 +57,10 @@ def parts(kind, rows=104):
 def digest(net, optimizer):
     found = hashlib.sha256()
     for _, value in sorted(net.state_dict().items()):
-        found.update(value.numpy().tobytes())
+        found.update(value.cpu().numpy().tobytes())
     for _, state in sorted(optimizer.state_dict()["state"].items()):
         for _, value in sorted(state.items()):
-            found.update(value.numpy().tobytes() if isinstance(value, pydist.Tensor) else repr(value).encode())
+            found.update(value.cpu().numpy().tobytes() if isinstance(value, pydist.Tensor) else repr(value).encode())
     return found.hexdigest()
 
 
@@ -68,8 +68,8 @@ def train(kind, shards=8, epochs=1, accumulate=1, **how):
     """(sha of model and optimizer, losses). With how["over"]: in attempts of a Transaction."""
     if not dist.is_initialized() or dist.get_logical_shards() is None:
         dist.init_process_group(logical_shards=shards)
-    net, data, loss_of, optimizer, scheduler, scaler = parts(kind)
-    model = DistributedDataParallel(net, bucket_cap_mb=0.004)
+    net, data, loss_of, optimizer, scheduler, scaler = parts(kind, how.get("rows", 104))
+    model = DistributedDataParallel(net.to(how.get("device", "cpu")), bucket_cap_mb=0.004)
     half = kind == "cnn"
     loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data), **how.get("loader", {}))
     objects = [item for item in (model, optimizer, scheduler, scaler) if item is not None]
@@ -96,7 +96,8 @@ def one_step(step, model, loss_of, optimizer, scaler, half, how):
     for shard in step:
         for x, y in shard:
             how.get("before", lambda step, shard: None)(step.number, shard.number)
-            with pydist.autocast("cpu", dtype=pydist.float16, enabled=half):
+            x, y = x.to(how.get("device", "cpu")), y.to(how.get("device", "cpu"))
+            with pydist.autocast(x.device.type, dtype=pydist.float16, enabled=half):
                 loss = loss_of(model(x), y)
             (scaler.scale(loss) if scaler else loss).backward()
             step.note(loss)

@@ -77,9 +77,6 @@ static pd_status sum_of_blocks(pd_group *g, pd_collective coll, const void *in, 
                        "(expected order=\"fixed\" with logical shards)", op);
     pd_work w = work_of(g, coll, dtype, count, in, out, site);
     with_device(&w);
-    if (w.device && g->size > 1)
-        return pd_fail(PD_E_NOTIMPL, "%s: logical shards on %s (expected the CPU: NCCL has no fixed order yet)", op,
-                       w.device->name);
     with_reduce(&w, PD_REDUCE_SUM, scale);
     w.blocks = b;
     w.job.blocks = b;

@@ -268,18 +268,23 @@ static int send_batch(pd_nccl *c, const pd_batch *b) {
     return result ? result : end;
 }
 
-static pd_status issue_batch(pd_nccl *c, const pd_work *w, const pd_batch *b) {
+static int send_it(pd_nccl *c, const void *batch) { return send_batch(c, batch); }
+
+typedef struct order { const pd_job *job; int coll; } order;
+static int start_it(pd_nccl *c, const void *what) {
+    const order *o = what;
+    return start(c, o->job, o->coll);
+}
+
+pd_status pd_nccl_ask(pd_nccl *c, const pd_work *w, int (*call)(pd_nccl *, const void *), const void *what) {
     pthread_mutex_lock(&c->use);
-    int result = c->comm ? send_batch(c, b) : GONE;
+    int result = c->comm ? call(c, what) : GONE;
     pthread_mutex_unlock(&c->use);
     return settle(c, w, result);
 }
 
-static pd_status ask(pd_nccl *c, const pd_work *w, const pd_job *j, int coll) {
-    pthread_mutex_lock(&c->use);
-    int result = c->comm ? start(c, j, coll) : GONE;
-    pthread_mutex_unlock(&c->use);
-    return settle(c, w, result);
+pd_status pd_nccl_run(pd_nccl *c, const pd_work *w, const pd_job *j, int coll) {
+    return pd_nccl_ask(c, w, start_it, &(order){j, coll});
 }
 
 /* Each part is reduced to its rank. 16-bit types are summed in float32, with all parts in scratch memory. */
@@ -300,7 +305,7 @@ static pd_status reduce_parts(pd_nccl *c, const pd_work *w) {
         j.count = part->count;
         j.from = widens ? wide : part->data;
         j.to = widens ? wide : w->job.takes->data;
-        status = ask(c, w, &j, PD_COLL_REDUCE);
+        status = pd_nccl_run(c, w, &j, PD_COLL_REDUCE);
         if (widens && own && !status) pd_convert(w->job.dtype, PD_F32, part->count, wide, w->job.takes->data);
         wide += widens ? pd_job_bytes(&j, part->count) : 0;
     }
@@ -315,9 +320,10 @@ static pd_status issue(pd_nccl *c, const pd_work *w) {
     int coll = w->id.coll;
     void *scratch = NULL;
     if (coll == PD_COLL_REDUCE_SCATTER_PARTS) return reduce_parts(c, w);
+    if (j.blocks) return pd_nccl_sum_blocks(c, w);
     pd_status status = stage(c, w, &j, &scratch);
     PD_THEN(copy_own(c, &j, coll));
-    PD_THEN(ask(c, w, &j, coll));
+    PD_THEN(pd_nccl_run(c, w, &j, coll));
     if (!status && j.dtype != w->job.dtype && (coll != PD_COLL_REDUCE || c->g->rank == j.root))
         pd_convert(w->job.dtype, j.dtype, j.count, j.to, w->job.to);
     PD_THEN(pd_device_check(d, pd_collective_names[coll]));
@@ -328,7 +334,7 @@ static pd_status issue(pd_nccl *c, const pd_work *w) {
 pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w, const pd_batch *b) {
     const pd_device *was;
     void *stream = pd_cuda_stream(c->device);
-    if (b) return issue_batch(c, w, b);
+    if (b) return pd_nccl_ask(c, w, send_it, b);
     bool takes = w->parts && pd_parts_total(c->g->size, w->job.takes);
     if (!w->job.count && !takes) return PD_OK;
     pd_cuda_set_stream(c->device, c->on); /* scratch memory and conversions go to this stream */

@@ -17,7 +17,8 @@
    order on all ranks. In a replay only the death of a rank is noticed, and aborts.
 
    NCCL chooses order and precision: bits are equal only for equal configurations. float16 and bfloat16 are copied to
-   float32, summed there and rounded once; with order="fast" NCCL sums them as they are and rounds each partial sum. */
+   float32, summed there and rounded once; with order="fast" NCCL sums them as they are and rounds each partial sum.
+   Sums over logical shards have the order of the tree, so NCCL only moves their data (blocks.c). */
 #ifndef PD_COMM_NCCL_H
 #define PD_COMM_NCCL_H
 

@@ -1,5 +1,5 @@
-/* Private to a communicator: mover.c (its life, launches in order), calls.c (calls of NCCL), memory.c (registered
-   memory) and watch.c (looks at what is under way, and ends it). */
+/* Private to a communicator: mover.c (its life, launches in order), calls.c (calls of NCCL), blocks.c (sums over
+   logical shards), memory.c (registered memory) and watch.c (looks at what is under way, and ends it). */
 #ifndef PD_COMM_NCCL_IMPL_H
 #define PD_COMM_NCCL_IMPL_H
 
@@ -72,6 +72,14 @@ pd_status pd_nccl_fits(const pd_work *w);
 pd_status pd_nccl_connect(pd_nccl *c, const pd_work *w);
 /* Puts the collective, or the batch (not NULL), on c->stream. */
 pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w, const pd_batch *b);
+/* Makes calls of NCCL for w, which return NCCL's result, and waits until NCCL has taken them. */
+pd_status pd_nccl_ask(pd_nccl *c, const pd_work *w, int (*call)(pd_nccl *, const void *), const void *what);
+/* Makes NCCL's call for the collective `coll`, for w's sake. */
+pd_status pd_nccl_run(pd_nccl *c, const pd_work *w, const pd_job *j, int coll);
+
+/* blocks.c */
+/* An all_reduce or reduce_scatter over logical shards, on c->on, which is the calling thread's stream. */
+pd_status pd_nccl_sum_blocks(pd_nccl *c, const pd_work *w);
 
 /* memory.c */
 pd_status pd_nccl_alloc(pd_group *g, const pd_device *d, size_t bytes, pd_group_memory **out);

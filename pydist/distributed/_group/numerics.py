@@ -18,7 +18,15 @@ def fingerprint():
         "oneDNN": _C.onednn_version() or "none",
         **{f"PYDIST_{name}": flags.get(name, "") for name in _FLAGS if name != "ISA"},
     }
-    if _C.cuda_built() and _C.cuda_count():
-        rows["GPU"] = _C.cuda_why() or "there"
-        rows["cuBLASLt"], rows["cuDNN"] = str(_C.cublaslt_version()[0]), str(_C.cudnn_version()[0])
     return list(rows.items())
+
+
+def fingerprint_of_gpu():
+    """The same of this thread's current GPU and its libraries."""
+    name, major, minor = _C.cuda_properties(_C.cuda_current())[:3]
+    libraries = {"cuBLASLt": _C.cublaslt_version()[0], "cuDNN": _C.cudnn_version()[0]}
+    return [
+        ("GPU", f"{name} ({major}.{minor})"),
+        ("CUDA kernels", _C.cuda_built()),
+        *((library, str(version)) for library, version in libraries.items()),
+    ]

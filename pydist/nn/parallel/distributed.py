@@ -39,6 +39,10 @@ def _refuse_what_is_not_here(device_ids, delayed, hooked, mixed_precision, devic
             raise NotImplementedError(f"DistributedDataParallel: {name} is not supported (expected None)")
 
 
+def _is_on_gpu(named):
+    return named[0][1].is_cuda and not _C.pretended_cuda()
+
+
 class DistributedDataParallel(Module, Joinable):
     """Wraps `module`: after backward each parameter's .grad is the mean over all ranks, with the same bits on all of
     them.
@@ -185,9 +189,10 @@ class DistributedDataParallel(Module, Joinable):
             said = f"logical_shards={self._logical.shards if self.runs_shards else None}"
             check_agreement("DistributedDataParallel: setting", [said], self.process_group)
         if self.runs_shards:
-            from pydist.distributed._group.numerics import fingerprint
+            from pydist.distributed._group import numerics
 
-            lines = [f"{name}: {value}" for name, value in fingerprint()]
+            found = numerics.fingerprint() + (numerics.fingerprint_of_gpu() if _is_on_gpu(self._reduced()) else [])
+            lines = [f"{name}: {value}" for name, value in found]
             check_agreement("DistributedDataParallel: the ranks' arithmetic", lines, self.process_group)
 
     def _take_from(self, rank, tensors):
@@ -468,7 +473,7 @@ class DistributedDataParallel(Module, Joinable):
         self._comm_hook = "register_builtin_comm_hook", name
 
     def _on_gpu(self):
-        return self._reduced_at_wrap[0][1].is_cuda and not _C.pretended_cuda()
+        return _is_on_gpu(self._reduced_at_wrap)
 
     def _hook_is_free(self, op):
         if self.runs_shards:
