@@ -18,6 +18,7 @@ OLDEST, NEWEST = (3, 12), (3, 17)  # tested: OLDEST <= version < NEWEST
 
 FILES = """
     _adapters
+    _archives
     _callbacks
     _closures
     _datasets

@@ -158,6 +158,54 @@ def test_s7_downloads_end(tmp_path):
         get("gone", f"{origin}/gone", file_hash="abc")
 
 
+@pytest.mark.parametrize("name", ["model.keras", "model.h5", "model.weights.h5"])
+def test_damaged_files_are_named(name, tmp_path):
+    """Any byte of an HDF5 file, and those of a zip file that change what is read. h5py reads what is written here."""
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(4)])
+    path, copy = tmp_path / name, tmp_path / f"copy-{name}"
+    (model.save_weights if "weights" in name else model.save)(path)
+
+    def weights(path):
+        if "weights" not in name:
+            return keras.models.load_model(path).get_weights()
+        model.load_weights(path)
+        return model.get_weights()
+
+    whole, content = weights(path), path.read_bytes()
+    rng = np.random.default_rng(0)
+    for at in rng.integers(0, len(content), 40):
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << rng.integers(8)
+        copy.write_bytes(flipped)
+        try:
+            same = [np.array_equal(a, b) for a, b in zip(weights(copy), whole, strict=True)]
+            assert name == "model.keras" and all(same), at
+        except ValueError as error:
+            assert str(error).startswith(f"{copy}: damaged"), error
+    for size in (0, 1, 100, len(content) // 2, len(content) - 100):  # the last one is an HDF5 file without our end
+        copy.write_bytes(content[:size])
+        with pytest.raises(ValueError, match=f"^{copy}: damaged"):
+            weights(copy)
+    with pytest.raises((OSError, ValueError), match="missing"):
+        weights(tmp_path / f"missing-{name}")
+
+
+def test_files_without_our_end_are_read(tmp_path):
+    """Those that Keras writes elsewhere."""
+    h5py = pytest.importorskip("h5py")
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(4)])
+    model.save_weights(path := tmp_path / "model.weights.h5")
+    with h5py.File(path, "r") as file:
+        assert "layers" in file
+    content = path.read_bytes()
+    path.write_bytes(content[:-46])
+    assert b"pydist sha256" in content[-46:] and b"pydist" not in path.read_bytes()
+    before = model.get_weights()
+    model.set_weights([weight + 1 for weight in before])
+    model.load_weights(path)
+    assert all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
+
+
 def test_s8_other_frameworks_are_out_of_reach(monkeypatch):
     """Also where they are there: a module of that name changes nothing."""
     monkeypatch.setitem(sys.modules, "tensorflow", pydist)
