@@ -120,9 +120,8 @@ def _installed(name):
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name in _PREPARED:
-            theirs = _installed(name)
-            if theirs is None or _PREPARED[name] in sys.modules:  # missing, or our module imports it now
-                return theirs
+            if _PREPARED[name] in sys.modules:  # our module imports it now
+                return _installed(name)
             return importlib.machinery.ModuleSpec(name, _Loader(_PREPARED[name]), is_package=True)
         if name in _STAND_INS:
             theirs = _installed(name)
@@ -130,6 +129,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         ours = _ours(name)
         if ours is None:
             return None
+        if ours.startswith("keras."):
+            importlib.import_module("pydist.keras")  # which says so if Keras is missing
         if not _exists(ours):
             parent, _, last = ours.rpartition(".")
             names = dir(importlib.import_module(parent)) if _exists(parent) else ()

@@ -91,3 +91,29 @@ def test_tensorflow_itself_must_not_be_there_before():
     code = "import sys, types; sys.modules['tensorflow'] = types.ModuleType('tensorflow')"
     done = run("-c", f"{code}\nimport pydist.compat as c\nc.install()")
     assert "compat: tensorflow is already imported (expected install() before that)" in done.stderr.splitlines()[-1]
+
+
+WITHOUT_KERAS = """
+import importlib.machinery, importlib.metadata
+from pydist import compat
+
+def version(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+def find_spec(cls, name, path=None, target=None, find=importlib.machinery.PathFinder.find_spec):
+    return None if name == "keras" else find(name, path, target)
+
+importlib.metadata.version = version
+importlib.machinery.PathFinder.find_spec = classmethod(find_spec)
+compat.install()
+import tensorflow as tf
+print(tf.constant(1) + tf.math.square(2))
+"""
+
+
+@pytest.mark.parametrize("line", ["import keras", "tf.keras", "import tensorflow.keras.layers", "tf.Variable(1)"])
+def test_without_keras_one_sentence_says_what_to_install(line):
+    done = run("-c", WITHOUT_KERAS + line)
+    assert done.stdout == "tf.Tensor(5, shape=(), dtype=int32)\n"
+    last = "ModuleNotFoundError: pydist.keras: Keras is not installed (expected pip install 'pydist[keras]')"
+    assert done.stderr.splitlines()[-1] == last
