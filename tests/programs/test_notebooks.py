@@ -8,6 +8,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from lib.package import installed
+
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
 NAMES = [
@@ -17,6 +19,7 @@ NAMES = [
     "04_mixed_precision",
     "05_your_own_op_in_c",
     "06_debugging_a_hang",
+    "keras",
 ]
 
 # What differs from run to run: times, process ids, ports, addresses in memory, the name of a cell's file.
@@ -72,7 +75,7 @@ def test_a_tutorial_says_what_to_install(path):
     assert wanted[-1] == "pydist"
     for package in wanted:
         names = {"__builtins__": {**vars(__import__("builtins")), "__import__": without(package)}}
-        with pytest.raises(ImportError, match=r"this tutorial needs `pip install 'pydist\[notebook\]'`"):
+        with pytest.raises(ImportError, match=r"this tutorial needs `pip install 'pydist\[notebook(,keras)?\]'`"):
             exec(first, names)
 
 
@@ -91,6 +94,8 @@ def without(package):
 def test_a_tutorial_runs(path):
     for needed in ("nbclient", "nbformat", "ipykernel", "matplotlib", "sklearn"):
         pytest.importorskip(needed)
+    if path.stem == "keras" and not installed("keras"):
+        pytest.skip("no keras (pip install '.[keras]')")
     import notebooks
 
     ran = [cell for cell in notebooks.run(path).cells if cell.cell_type == "code"]
