@@ -65,7 +65,7 @@ PLANTS = {
     "a generator of its own in a transform": ({"item": "x = x * self.own.random()"}, "rows"),
     "the time as a seed": ({"item": "x = x + random.Random(time.time_ns()).random()"}, "rows"),
     "a set's order": ({"item": "x = x * list({1.0 + id(object()) % 7, 2.5})[0] + id(self) % 1000"}, "rows"),
-    "SyncBatchNorm by hand": ({"forward": "m = h.detach().mean(); dist.all_reduce(m); h = h - m"}, "leaf"),
+    "SyncBatchNorm by hand": ({"forward": "m = h.detach().mean(); dist.group.WORLD.all_reduce(m); h = h - m"}, "leaf"),
     "a loss averaged by the number of ranks": ({"loss": "loss = loss / world"}, "leaf"),
     "a buffer written on rank 0": ({"end": "net.seen += rank == 0"}, "ranks"),
     "dropout with a generator per rank": ({"forward": "h = h * (pydist.rand(h.shape, generator=self.generator) > 0.1)"}, "leaf"),
@@ -112,6 +112,11 @@ def test_planted_dependences(tmp_path, name):
 
 
 @pytest.mark.slow
+def test_a_collective_inside_a_shard_fails_every_run(tmp_path):
+    done = run(written(tmp_path, forward="m = h.detach().mean(); dist.all_reduce(m); h = h - m"), "--worlds", "1,2")
+    assert done.returncode == 2 and "a collective or message inside logical shard 0" in done.stdout, done.stdout
+
+
 def test_deaths(tmp_path):
     script = written(tmp_path)
     text = script.read_text().replace(
