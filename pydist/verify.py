@@ -1,7 +1,8 @@
 """`python -m pydist.verify train.py arguments...`: whether a script's bits depend on the number of ranks.
 
 Runs the script, which trains over logical shards (distributed.shards, Transaction.over), in many worlds: with other
-numbers of ranks and threads, over shared memory and over TCP between pretended hosts, and with ranks that are killed.
+numbers of ranks and threads, over shared memory, over TCP between pretended hosts and over MPI, and with ranks that
+are killed.
 Each run writes hashes of every shard's rows, losses and gradients. If all agree, the first line says "same bits".
 Otherwise it names the first difference, with step, shard and parameter, and what it is likely to come from.
 
@@ -13,6 +14,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from collections import namedtuple
 from hashlib import sha256
 from pathlib import Path
 
-TRANSPORTS = ("shm", "tcp", "hosts")  # one host; a host for each rank; hosts of two ranks
+TRANSPORTS = ("shm", "tcp", "hosts", "mpi")  # one host; a host for each rank; hosts of two ranks; mpirun and MPI
 
 
 class Run(namedtuple("Run", "world threads transport kills", defaults=(0,))):
@@ -150,9 +152,13 @@ def text_of(d):
 
 
 def _inside(script, arguments):
-    """In a rank of a run: pretends hosts, then runs the script."""
+    """In a rank of a run: pretends hosts, or chooses MPI, then runs the script."""
     import runpy
 
+    from pydist.distributed._group import backend
+
+    if "PYDIST_VERIFY_MPI" in os.environ:
+        backend.default = backend.Backend.MPI
     group = int(os.environ.get("PYDIST_VERIFY_HOSTS", "0"))
     if group:
         os.environ["PYDIST_HOST"] = f"host{int(os.environ['RANK']) // group}"
@@ -195,7 +201,7 @@ def _children(pid):
 def execute(run, options, folder):
     """Runs the script once. Returns its Ledger, or a text that says how it failed."""
     path = Path(folder, re.sub(r"\W+", "-", str(run)))
-    hosts = {"shm": 0, "tcp": 1, "hosts": 2}[run.transport]
+    hosts = {"tcp": 1, "hosts": 2}.get(run.transport, 0)
     env = {
         **os.environ, "PYDIST_BITS": str(path), "PYDIST_BITS_STEPS": str(options.steps), "OMP_NUM_THREADS": str(run.threads),
         "PYDIST_VERIFY_HOSTS": str(hosts), "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
@@ -203,18 +209,12 @@ def execute(run, options, folder):
     if options.shards:
         env["PYDIST_SHARDS"] = str(options.shards)
     keep = ["--on-failure=keep"] if run.kills else []
-    command = [
-        sys.executable,
-        "-m",
-        "pydist.run",
-        f"--nproc-per-node={run.world}",
-        *keep,
-        "-m",
-        "pydist.verify",
-        "--inside",
-    ]
+    start = [sys.executable, "-m", "pydist.run", f"--nproc-per-node={run.world}", *keep]
+    if run.transport == "mpi":
+        start = ["mpirun", "-n", str(run.world), sys.executable]
+        env |= {"PYDIST_VERIFY_MPI": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
     process = subprocess.Popen(
-        [*command, options.script, *options.arguments],
+        [*start, "-m", "pydist.verify", "--inside", options.script, *options.arguments],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -244,7 +244,7 @@ def _worlds(options):
     for world in options.worlds:
         for threads in options.threads:
             for transport in options.transports:
-                if transport == "shm" or world > 1 and (transport == "tcp" or world % 2 == 0 and world > 2):
+                if transport in ("shm", "mpi") or world > 1 and (transport == "tcp" or world % 2 == 0 and world > 2):
                     yield Run(world, threads, transport)
     for seed in range(options.kills):
         world = [w for w in options.worlds if w > 1][seed % max(1, sum(w > 1 for w in options.worlds))]
@@ -264,7 +264,8 @@ def _parser():
     )
     parser.add_argument("--threads", type=_numbers, default=[1], metavar="1,2", help="threads of a rank [1]")
     parser.add_argument(
-        "--transports", default="shm", metavar="shm,tcp,hosts", help="shm: one host; tcp: each rank is a host; hosts: two ranks are [shm]",
+        "--transports", default="shm", metavar="shm,tcp,hosts,mpi",
+        help="shm: one host; tcp: each rank is a host; hosts: two ranks are; mpi: mpirun starts them, over MPI [shm]",
     )  # fmt: skip
     parser.add_argument(
         "--kills", type=int, default=0, metavar="N", help="so many more runs with killed ranks (Transaction.over)"
@@ -292,6 +293,8 @@ def main(argv=None):
     options.transports = options.transports.split(",")
     if unknown := [name for name in options.transports if name not in TRANSPORTS]:
         parser.error(f"--transports: {unknown[0]!r} (expected some of {', '.join(TRANSPORTS)})")
+    if "mpi" in options.transports and not shutil.which("mpirun"):
+        parser.error("--transports: mpi: there is no mpirun (expected that of the MPI which pydist was built with)")
     if not Path(options.script).exists():
         parser.error(f"no such script: {options.script}")
     ledgers = {}

@@ -32,6 +32,7 @@ OTHERS = {
         "PYDIST_BITS": "the file, with `.RANK` behind it, that gets hashes of all shards; `pydist.verify` sets it",
         "PYDIST_BITS_STEPS": "with PYDIST_BITS: the steps after which the program ends",
         "PYDIST_VERIFY_HOSTS": "ranks of each pretended host; `pydist.verify` sets it",
+        "PYDIST_VERIFY_MPI": "`init_process_group` uses MPI if it is told no backend; `pydist.verify` sets it",
         "PYDIST_SHARDS": "the number of logical shards, if `init_process_group` is not told one; `--logical-shards` sets it",
         "TF_CONFIG": "a cluster and this task in it, as JSON; for `distribute.MultiWorkerMirroredStrategy`",
         "TORCHELASTIC_RUN_ID": "the job's name (`--rdzv-id`); for scripts",

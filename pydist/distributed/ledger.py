@@ -10,6 +10,7 @@ import sys
 
 import pydist
 from pydist import _C
+from pydist.distributed._group import process_group
 
 on = "PYDIST_BITS" in os.environ  # this rank writes a ledger
 _file = None
@@ -36,7 +37,8 @@ def _named(named):
 def _write(row):
     global _file
     if _file is None:
-        _file = open(f"{os.environ['PYDIST_BITS']}.{os.environ.get('RANK', '0')}", "a", buffering=1)
+        rank = os.environ.get("RANK", process_group.current().rank)
+        _file = open(f"{os.environ['PYDIST_BITS']}.{rank}", "a", buffering=1)
     _file.write(json.dumps(row) + "\n")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pydist import distributed as dist
 from pydist import verify
 
 SCRIPT = """
@@ -140,6 +142,23 @@ def test_models_of_the_benchmarks(model):
         command, capture_output=True, text=True, timeout=200, env={**os.environ, "PYTHONPATH": str(root)}
     )
     assert done.stdout.startswith("same bits: 3 runs, 10 steps"), done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_ranks_over_mpi(tmp_path, monkeypatch):
+    if not (dist.is_mpi_available() and shutil.which("mpirun")):
+        pytest.skip("pydist was built without an MPI, or there is no mpirun: NOT tested")
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    script = written(
+        tmp_path, after="assert dist.group.WORLD.transport in ('none', os.environ['WANTED']), dist.group.WORLD"
+    )
+    script.write_text("import os\n" + script.read_text())
+    monkeypatch.setenv("WANTED", "mpi")
+    done = run(script, "--worlds", "1,2,3", "--transports", "mpi")
+    assert done.stdout.startswith("same bits: 3 runs, 3 steps"), done.stdout
+    monkeypatch.setenv("WANTED", "shm")
+    assert run(script, "--worlds", "2").stdout.rpartition(" ")[2] == done.stdout.rpartition(" ")[2]
 
 
 def test_what_is_refused(tmp_path):

@@ -33,6 +33,7 @@ class Backend(str):
         return super().__new__(cls, name.lower())
 
 
+default = Backend.NATIVE  # where init_process_group is told none; pydist.verify chooses another one
 _HERE = (Backend.NATIVE, Backend.GLOO)
 _REASONS = {
     Backend.MPI: "needs a pydist that was built with mpicc; the native backend also works under mpirun",
@@ -98,7 +99,7 @@ def checked(backend):
 
     Raises ValueError for an unknown name, RuntimeError for a name that this build cannot serve.
     """
-    asked = Backend(Backend.NATIVE if backend is None else backend)
+    asked = Backend(default if backend is None else backend)
     for part in asked.split(","):
         device, _, name = part.strip().rpartition(":")
         if name == Backend.NCCL and not device:
