@@ -54,6 +54,15 @@ template <template <class> class Op, class T> static __device__ T block_all(T v)
     return v;
 }
 
+/* Combines the values of a group of G threads, a warp or the block; all of the group call it and get the result. */
+template <int G, template <class> class Op, class T> static __device__ T group_all(T v) {
+    static_assert(G == WARP || G == THREADS, "a warp or a block");
+    if constexpr (G == THREADS) v = block_all<Op>(v);
+    else
+        for (int d = WARP / 2; d; d /= 2) v = Op<T>::of(v, __shfl_xor_sync(0xffffffffu, v, d));
+    return v;
+}
+
 /* The sum of the values of all threads before this one; *all: the sum over the whole block. The whole block must call
    it. */
 template <class T> static __device__ T block_before(T v, T *all) {

@@ -41,14 +41,6 @@ static __device__ float rounded(pd_dtype t, float v) {
 }
 static __device__ double rounded(pd_dtype, double v) { return v; }
 
-/* The sum over the group's threads; all threads of the block call it. */
-template <int G, class T> static __device__ T group_sum(T v) {
-    if constexpr (G == THREADS) v = block_all<plus>(v);
-    else
-        for (int d = WARP / 2; d; d /= 2) v += __shfl_xor_sync(0xffffffffu, v, d);
-    return v;
-}
-
 /* Calls f(i, k) for the kept elements of a thread, V from i on in step k, and rest(i) for the others. */
 template <int V, int G, class F, class R> static __device__ void each_of_row(int64_t n, F f, R rest) {
     const int64_t lane = threadIdx.x % G;
@@ -77,12 +69,12 @@ static __global__ void norm_kernel(const pd_row_norm c, const void *x, const voi
     };
     auto again = [&](int64_t i, T (&v)[V]) { get(c.s, y ? s : x, at + i, v); };
     each_of_row<V, G>(n, [&](int64_t i, int k) { read(i, kept[k]); }, [&](int64_t i) { T v[V]; read(i, v); });
-    const T m = c.rms ? (T)0 : group_sum<G>(sum) / (T)c.n;
+    const T m = c.rms ? (T)0 : group_all<G, plus>(sum) / (T)c.n;
     auto square = [&](const T (&v)[V]) {
         for (int e = 0; e < V; e++) squares += (v[e] - m) * (v[e] - m);
     };
     each_of_row<V, G>(n, [&](int64_t, int k) { square(kept[k]); }, [&](int64_t i) { T v[V]; again(i, v); square(v); });
-    const T r = 1 / V_SQRT(group_sum<G>(squares) / (T)c.n + (T)c.eps);
+    const T variance = group_all<G, plus>(squares) / (T)c.n, r = 1 / V_SQRT(variance + (T)c.eps);
     if (threadIdx.x % G == 0 && n) mean[row] = m, rstd[row] = r;
     auto write = [&](int64_t i, T (&v)[V]) {
         T u[V];
@@ -234,8 +226,8 @@ grad_kernel(const pd_row_norm c, const void *g, const void *gs, const void *s, c
         };
         each_of_row<V, G>(n, [&](int64_t i, int k) { add(i, gh[k], x[k], gw[k], gb[k]); }, add_rest);
         if (!gx) continue;
-        const T shift = c.rms ? (T)0 : group_sum<G>(sum) / (T)c.n;
-        slope = group_sum<G>(slope) / (T)c.n * r * r;
+        const T shift = c.rms ? (T)0 : group_all<G, plus>(sum) / (T)c.n;
+        slope = group_all<G, plus>(slope) / (T)c.n * r * r;
         auto write = [&](int64_t i, T (&gi)[V], T (&xi)[V]) {
             for (int e = 0; e < V; e++) gi[e] = r * (gi[e] - shift - xi[e] * slope);
             if (gs) {
@@ -285,6 +277,7 @@ template <int N> static bool in_vectors(const pd_row_norm *c, const void *const 
 template <int N> struct number { static constexpr int value = N; };
 template <class F> static void by_rows(const pd_row_norm *c, bool vectors, F f) {
     if (c->s == PD_F64) f(tag<double>(), number<1>(), number<THREADS>());
+    else if (!vectors && c->n <= STEPS * WARP) f(tag<float>(), number<1>(), number<WARP>());
     else if (!vectors) f(tag<float>(), number<1>(), number<THREADS>());
     else if (c->n <= STEPS * WARP * 8) f(tag<float>(), number<8>(), number<WARP>());
     else f(tag<float>(), number<8>(), number<THREADS>());

@@ -1,5 +1,5 @@
 /* softmax, log_softmax and their gradient along the middle axis of [outer, n, inner]. A row (inner 1) takes a block, a
-   column a thread. */
+   short one a warp, a column takes a thread. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 
@@ -32,10 +32,17 @@ static __device__ void grad_one(bool log, const E *g, const E *y, E *gx, int64_t
     }
 }
 
-template <class E> static __global__ void softmax_rows(bool log, const E *x, E *y, int64_t n) {
+/* The row of a group of G threads; -1: there are fewer rows. */
+template <int G> static __device__ int64_t own_row(int64_t rows) {
+    int64_t row = (int64_t)blockIdx.x * (THREADS / G) + threadIdx.x / G;
+    return row < rows ? row : -1;
+}
+template <class E, int G> static __global__ void softmax_rows(bool log, const E *x, E *y, int64_t rows, int64_t n) {
     typedef wide<E> T;
-    int64_t at = blockIdx.x * n;
-    softmax_one(log, x + at, y + at, n, 1, threadIdx.x, THREADS, [](T v) { return block_all<larger>(v); }, [](T v) { return block_all<plus>(v); });
+    const int64_t row = own_row<G>(rows), at = row * n;
+    if (row < 0) return; /* a whole warp; with G == THREADS nobody */
+    softmax_one(log, x + at, y + at, n, 1, threadIdx.x % G, G, [](T v) { return group_all<G, larger>(v); },
+                [](T v) { return group_all<G, plus>(v); });
 }
 template <class E> static __global__ void softmax_columns(bool log, const E *x, E *y, int64_t outer, int64_t n, int64_t inner) {
     typedef wide<E> T;
@@ -45,10 +52,11 @@ template <class E> static __global__ void softmax_columns(bool log, const E *x, 
         softmax_one(log, x + at, y + at, n, inner, 0, 1, [](T v) { return v; }, [](T v) { return v; });
     }
 }
-template <class E> static __global__ void grad_rows(bool log, const E *g, const E *y, E *gx, int64_t n) {
+template <class E, int G> static __global__ void grad_rows(bool log, const E *g, const E *y, E *gx, int64_t rows, int64_t n) {
     typedef wide<E> T;
-    int64_t at = blockIdx.x * n;
-    grad_one(log, g + at, y + at, gx + at, n, 1, threadIdx.x, THREADS, [](T v) { return block_all<plus>(v); });
+    const int64_t row = own_row<G>(rows), at = row * n;
+    if (row < 0) return;
+    grad_one(log, g + at, y + at, gx + at, n, 1, threadIdx.x % G, G, [](T v) { return group_all<G, plus>(v); });
 }
 template <class E> static __global__ void grad_columns(bool log, const E *g, const E *y, E *gx, int64_t outer, int64_t n, int64_t inner) {
     typedef wide<E> T;
@@ -59,11 +67,15 @@ template <class E> static __global__ void grad_columns(bool log, const E *g, con
     }
 }
 
+enum { SHORT = 1024 }; /* elements of a row that a warp takes */
+static int64_t blocks_of(const pd_block *b) { return b->n > SHORT ? b->outer : (b->outer + WARPS - 1) / WARPS; }
+
 void pd_cuda_softmax(bool log, pd_dtype t, const pd_block *b, const void *x, void *y) {
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;
         if (b->n == 0) return;
-        if (b->inner == 1) launch(softmax_rows<E>, b->outer, THREADS, log, (const E *)x, (E *)y, b->n);
+        auto rows = b->n > SHORT ? softmax_rows<E, THREADS> : softmax_rows<E, WARP>;
+        if (b->inner == 1) launch(rows, blocks_of(b), THREADS, log, (const E *)x, (E *)y, b->outer, b->n);
         else launch(softmax_columns<E>, blocks_for(b->outer * b->inner, THREADS, 1), THREADS, log, (const E *)x, (E *)y, b->outer, b->n, b->inner);
     });
 }
@@ -71,7 +83,8 @@ void pd_cuda_softmax_grad(bool log, pd_dtype t, const pd_block *b, const void *g
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;
         if (b->n == 0) return;
-        if (b->inner == 1) launch(grad_rows<E>, b->outer, THREADS, log, (const E *)g, (const E *)y, (E *)gx, b->n);
+        auto rows = b->n > SHORT ? grad_rows<E, THREADS> : grad_rows<E, WARP>;
+        if (b->inner == 1) launch(rows, blocks_of(b), THREADS, log, (const E *)g, (const E *)y, (E *)gx, b->outer, b->n);
         else launch(grad_columns<E>, blocks_for(b->outer * b->inner, THREADS, 1), THREADS, log, (const E *)g, (const E *)y, (E *)gx, b->outer, b->n, b->inner);
     });
 }

@@ -157,7 +157,18 @@ def shifted(t):
 @pytest.mark.parametrize("stream", [pydist.float32, pydist.float16, pydist.float64, pydist.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "rows, n, shift",
-    [(37, 24, 0), (9, 24, 1), (300, 10, 0), (19, 768, 0), (3, 1024, 0), (11, 2056, 0), (5, 9000, 0), (3, 9001, 0)],
+    [
+        (37, 24, 0),
+        (9, 24, 1),
+        (300, 10, 0),
+        (21, 127, 0),
+        (9, 129, 0),
+        (19, 768, 0),
+        (3, 1024, 0),
+        (11, 2056, 0),
+        (5, 9000, 0),
+        (3, 9001, 0),
+    ],  # fmt: skip
 )
 def test_norms_of_sums(rows, n, shift, stream):
     """Rows by warps and by blocks, in vectors and not, kept in registers and not; the branch has 16 bits."""
@@ -180,6 +191,28 @@ def test_norms_of_sums(rows, n, shift, stream):
     for a, b in zip(want, got, strict=True):
         near = 2**-7 if a.dtype is pydist.bfloat16 else rough
         assert a.dtype == b.dtype and ((a.double() - b.double()).abs() <= near * (1 + a.double().abs())).all().item()
+
+
+@pytest.mark.parametrize("rows, n", [(1, 1), (1000, 10), (9, 32), (17, 33), (3, 1024), (2, 1025), (8, 3000), (0, 5)])
+def test_softmax_of_rows(rows, n):
+    """Rows by warps and by blocks."""
+    nears = {pydist.float64: 1e-12, pydist.float32: 1e-5, pydist.bfloat16: 2**-7}
+
+    def work(x, g):
+        results = []
+        for dtype in nears:
+            for softmax in (F.softmax, F.log_softmax):
+                leaf = x.to(dtype).requires_grad_()
+                y = softmax(leaf, -1)
+                results += [y, *pydist.grad(y, leaf, g.to(dtype))]
+        return results
+
+    x = pydist.randn(rows, n).double() * 3
+    x[:, 1:2] = float("-inf")
+    for a, b in zip(*both(work, x, pydist.randn(rows, n).double()), strict=True):
+        wide = a.double()
+        assert a.dtype == b.dtype
+        assert ((a == b) | ((wide - b.double()).abs() <= nears[a.dtype] * (1 + wide.abs()))).all().item()
 
 
 KINDS = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
