@@ -1,15 +1,19 @@
 /* What a gradient will be used for, before it is made: so the kernel that makes it can make more in the same pass. */
 #include "autograd/engine_impl.h"
 
+/* Whether only e's node, which is an op's, sees its gradients. */
+static bool is_unseen(const entry *e) {
+    return e->node && e->node->kind == &pd_node_of_op && !e->node->hooks && e->needed && e->first_capture < 0 &&
+           !e->is_root;
+}
+
 /* The op's node behind e, if a gradient that comes over e is the last one of its output, and nobody but the node sees
    it; first: and the only one. Else NULL. */
 static const pd_node *alone(const pd_run *r, const pd_edge *e, bool first) {
-    const pd_node *n = e->fn;
-    if (!n || n->kind != &pd_node_of_op || n->hooks || r->b->fed || r->b->create_graph) return NULL;
-    entry *to = pd_run_find(r, n);
-    if (!to || !to->needed || to->waiting != 1 || to->first_capture >= 0 || to->is_root) return NULL;
+    entry *to = e->fn && !r->b->fed && !r->b->create_graph ? pd_run_find(r, e->fn) : NULL;
+    if (!to || to->waiting != 1 || !is_unseen(to)) return NULL;
     pd_tensor **g = pd_run_grads(to);
-    return first && g && g[e->index] ? NULL : n;
+    return first && g && g[e->index] ? NULL : e->fn;
 }
 
 bool pd_run_reads_low(const pd_run *r, const pd_edge *e) {
@@ -21,6 +25,8 @@ static bool has_bias(const pd_node *n) {
     const pd_edge *bias = n && n->def->op->bias ? &n->edges[n->def->op->bias - 1] : NULL;
     return bias && (bias->fn || bias->leaf);
 }
+
+bool pd_run_wants_sums(const entry *e) { return is_unseen(e) && has_bias(e->node); }
 
 pd_ahead pd_vjp_ahead(const pd_vjp *v, int i, bool first) {
     const pd_edge *e = &v->node->edges[i];

@@ -319,6 +319,7 @@ static void release_all(pd_run *r) {
         entry *e = &r->entries[i];
         for (int k = 0; e->many && k < e->node->nout; k++) pd_tensor_release(e->many[k]);
         pd_tensor_release(e->one);
+        pd_tensor_release(e->parts.sums);
         pd_free(e->many);
         pd_node_release(e->node);
         pd_tensor_release(e->leaf);

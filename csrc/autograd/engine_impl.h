@@ -12,6 +12,9 @@ typedef struct pd_run_parts {
     int dim, nplaced;
     int64_t from, to;
     const pd_node *placed[4]; /* slices whose gradients lie in their places, but have not come yet */
+    bool with_sums[4];        /* and whose columns have been summed */
+    pd_tensor *sums;          /* [strong] float32, of the whole's columns; NULL: nobody wants them, or has them all */
+    int64_t summed;           /* columns whose gradients have come */
 } parts;
 
 /* One for each node or leaf of the run. It keeps them alive, since a hook may drop the graph (detach_(), del). */
@@ -98,6 +101,8 @@ pd_status pd_run_end_parts(parts *p, pd_tensor **slot);
 
 /* ---- ahead.c */
 
+/* Whether the sums of the columns of e's gradient are wanted: of an op with a bias, and nobody else sees it. */
+bool pd_run_wants_sums(const entry *e);
 /* Whether the op behind e reads a gradient in 16 bits that comes now: the only one, which nobody else sees. */
 bool pd_run_reads_low(const pd_run *r, const pd_edge *e);
 

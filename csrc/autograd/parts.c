@@ -1,5 +1,6 @@
 /* Gradients of slices: each is a part of one gradient. */
 #include "autograd/apply.h"
+#include "autograd/beside.h"
 #include "autograd/engine_impl.h"
 #include "kernels/kernels.h"
 #include "tensor/iter.h"
@@ -41,10 +42,18 @@ static pd_status take_out(parts *p, pd_tensor **slot) {
     return PD_OK;
 }
 
+static void drop_sums(parts *p) {
+    pd_tensor_release(p->sums);
+    p->sums = NULL;
+}
+
 pd_status pd_run_end_parts(parts *p, pd_tensor **slot) {
     if (!p->whole) return PD_OK;
     PD_TRY(zero(p, 0, p->from));
     PD_TRY(zero(p, p->to, p->whole->size[p->dim]));
+    if (p->sums && !p->nplaced && p->summed == p->whole->size[p->dim])
+        PD_TRY(pd_beside_set(p->whole, NULL, p->sums));
+    drop_sums(p);
     if (p->nplaced) PD_TRY(take_out(p, slot));
     p->whole = NULL;
     return PD_OK;
@@ -100,7 +109,10 @@ static pd_status whole_of(const pd_run *r, const pd_node *n, const pd_slice *par
 static bool was_placed(parts *p, const pd_node *n) {
     for (int i = 0; i < p->nplaced; i++)
         if (p->placed[i] == n) {
+            pd_slice part = part_of(n);
+            p->summed += p->with_sums[i] ? part.to - part.from : 0;
             p->placed[i] = p->placed[--p->nplaced];
+            p->with_sums[i] = p->with_sums[p->nplaced];
             return true;
         }
     return false;
@@ -116,6 +128,7 @@ bool pd_vjp_put_part(pd_vjp *v) {
     if (!slot) return false;
     bool fresh = was_placed(&to->parts, v->node);
     if (fresh && g->storage == (*slot)->storage) return true;
+    drop_sums(&to->parts); /* of what lies there in place */
     if (!fresh && *slot == to->parts.whole) v->status = extend(&to->parts, slot, &part, &fresh);
     if (!v->status) v->status = view_of(v->node, *slot, &own);
     if (!v->status) v->status = fresh ? pd_engine.copy_into(own, g) : pd_engine.add_into(own, g);
@@ -161,6 +174,30 @@ pd_tensor *pd_vjp_place(pd_vjp *v, int i) {
     pd_slice part = part_of(slice);
     parts *p = &pd_run_target(r, &slice->edges[0])->parts;
     v->status = extend(p, NULL, &part, &fresh);
+    p->with_sums[p->nplaced] = false;
     p->placed[p->nplaced++] = slice;
     return v->status ? NULL : place;
+}
+
+pd_tensor *pd_vjp_place_sums(pd_vjp *v, int i, int64_t width) {
+    const pd_node *n = v->node->edges[i].fn;
+    while (!n->def->op->part) n = n->edges[0].fn; /* as find_place has gone */
+    entry *to = pd_run_target(v->run, &n->edges[0]);
+    parts *p = &to->parts;
+    const pd_slice part = part_of(n);
+    const bool first = p->from == part.from && p->to == part.to; /* nothing else has been written */
+    if (v->status || p->whole->storage->device->index < 0 || p->whole->dtype == PD_F64 || !p->whole->numel) return NULL;
+    if (p->dim != p->whole->ndim - 1 || part.to - part.from != width) return NULL;
+    if (!pd_run_wants_sums(to) || (!p->sums && !first)) return NULL;
+    if (!p->sums) {
+        v->status = pd_tensor_new("backward", PD_F32, 1, &p->whole->size[p->dim], &p->sums);
+        p->summed = 0;
+    }
+    pd_tensor *own = NULL;
+    pd_status status = v->status ? v->status : pd_tensor_alias(p->sums, false, &own);
+    if (!(own = pd_vjp_keep(v, status, own))) return NULL;
+    own->offset += part.from;
+    own->size[0] = own->numel = width;
+    p->with_sums[p->nplaced - 1] = true;
+    return own;
 }

@@ -249,6 +249,9 @@ bool pd_vjp_put_part(pd_vjp *v);
 /* [borrowed from v] where the gradient of input i will lie, if input i is a part of a tensor, seen through views that
    nobody else uses; else NULL. The vjp has to write all of it and to set it. It may have any strides. */
 pd_tensor *pd_vjp_place(pd_vjp *v, int i);
+/* [borrowed from v] for the place that pd_vjp_place has just given, a part of `width` columns: where the vjp has to
+   write their sums, float32. NULL: they are not wanted, or the part has other columns. */
+pd_tensor *pd_vjp_place_sums(pd_vjp *v, int i, int64_t width);
 /* Whether the gradient of the 16-bit input i may be float32: the input was cast from float32, nobody else sees its
    gradient, and no op before the cast would read it as it is (pd_op.reads_low). */
 bool pd_vjp_may_widen(const pd_vjp *v, int i);

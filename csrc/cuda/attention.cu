@@ -5,6 +5,7 @@
    attention_mma.cu is faster for the calls that it takes. */
 #include "cuda/attention.h"
 
+#include "cuda/fold.h"
 #include "cuda/table.h"
 
 /* 16 x 16 threads; thread (y, x) has rows y, y + 16, ... and columns x, x + 16, ... of a tile. */
@@ -204,6 +205,24 @@ static __global__ void key_grad(const __grid_constant__ pd_attention c, const E 
     store<SIDE>(gv + at.b * c.gvs[0] + at.h * c.gvs[1], c.gvs[2], at.first, c.nk, at.w0, c.dv, ov);
 }
 
+/* The sums of columns of gradients that the kernels for tensor cores do not make, of rows [B, n] with these strides. */
+template <class E>
+static __global__ void sum_columns(const E *x, int64_t batch, int64_t row, int64_t n, int64_t all, int64_t columns, const cut c, float *folded,
+                                   unsigned *counters, float *to) {
+    const place p(c, 1, all, columns);
+    float v[1] = {};
+    for (int64_t i = p.begin; i < p.end; i += p.slices) v[0] += (float)widen(x[i / n * batch + i % n * row + p.own]);
+    across_parts<plus>(v, c, p, columns, folded, counters, [&](int64_t k, float sum) { to[k] = sum; });
+}
+template <class E> static void sum_columns_of(const E *x, const int64_t (&strides)[3], int64_t B, int64_t n, int64_t columns, float *to) {
+    const pd_block b = {1, B * n, columns};
+    const cut c = cut_of(&b, false, sizeof(E));
+    float *folded;
+    unsigned *counters;
+    if (to && room_for_parts(c, b, &folded, &counters))
+        launch(sum_columns<E>, c.groups * c.parts, THREADS, x, strides[0], strides[2], n, B * n, columns, c, folded, counters, to);
+}
+
 size_t pd_cuda_attention_scratch(const pd_attention *c, bool grad) {
     return grad ? (size_t)(c->B * c->H * c->nq) * (c->t == PD_F64 ? 8 : 4) : 0;
 }
@@ -233,5 +252,8 @@ void pd_cuda_attention_grad(const pd_attention *c, const void *g, const void *q,
                (const E *)v, mask, (const E *)out, (const T *)lse, D, (E *)gq);
         launch(key_grad<E, T>, c->B * c->Hkv * tiles_of(c->nk, SIDE) * parts_of(c->d > c->dv ? c->d : c->dv), THREADS, *c, (const E *)g,
                (const E *)q, (const E *)k, (const E *)v, mask, (const T *)lse, (const T *)D, (E *)gk, (E *)gv);
+        sum_columns_of((const E *)gq, c->gqs, c->B, c->nq, c->H * c->d, c->sums[0]);
+        sum_columns_of((const E *)gk, c->gks, c->B, c->nk, c->Hkv * c->d, c->sums[1]);
+        sum_columns_of((const E *)gv, c->gvs, c->B, c->nk, c->Hkv * c->dv, c->sums[2]);
     });
 }

@@ -125,6 +125,39 @@ static __device__ void store(E *to, int64_t stride, int64_t row, int64_t count, 
             if (r < count && 8 * n < width) *(uint32_t *)(to + r * stride + 8 * n + 2 * t) = pair_of<E>(o[n][2 * i] * by[i], o[n][2 * i + 1] * by[i]);
         }
 }
+/* The sums of columns of a gradient, [heads, width], where they are wanted; parts: of all blocks, behind each other by
+   heads. */
+struct sums_of_columns { float *to, *parts; unsigned *counters; };
+/* Sums the columns of what `store` stores for this block's 16 W rows, and of all blocks of the head, which are `count`. */
+template <class E, int D, int W>
+static __device__ void sum_columns(const float (&o)[D / 8][4], int64_t row, int64_t rows, int64_t width, int64_t head, int64_t part, int64_t count,
+                                   const sums_of_columns &s) {
+    __shared__ float all[W][D];
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    float *parts = s.parts + head * count * width;
+    if (!s.to) return;
+    __syncthreads(); /* all have read those of the call before */
+    UNROLLED
+    for (int n = 0; n < D / 8; n++)
+        UNROLLED
+        for (int x = 0; x < 2; x++) {
+            float v = 0;
+            UNROLLED
+            for (int i = 0; i < 2; i++)
+                if (row + g + 8 * i < rows) v += widen(narrow<E>(o[n][2 * i + x]));
+            UNROLLED
+            for (int d = 4; d < WARP; d *= 2) v += __shfl_xor_sync(0xffffffffu, v, d);
+            if (g == 0) all[threadIdx.x / WARP][8 * n + 2 * t + x] = v;
+        }
+    __syncthreads();
+    for (int64_t w = threadIdx.x; w < width; w += W * WARP) {
+        float v = all[0][w];
+        for (int k = 1; k < W; k++) v += all[k][w];
+        parts[part * width + w] = v;
+    }
+    if (!add_all_parts<4>(parts, width, (unsigned)part, (unsigned)count, s.counters + head * counters_of(count))) return;
+    for (int64_t w = threadIdx.x; w < width; w += W * WARP) s.to[head * width + w] = parts[w];
+}
 /* Combines the values of the four threads that share a row. */
 template <template <class> class Op> static __device__ float across(float v) {
     v = Op<float>::of(v, __shfl_xor_sync(0xffffffffu, v, 1));
@@ -218,7 +251,7 @@ template <class E> static __device__ float row_sum(const rows<E> &g, const rows<
 /* less: [B, H, nq], written for key_grad. */
 template <class E, int D, int N, int BUFFERS, int W>
 static __global__ void __launch_bounds__(W * WARP, 2) query_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
-                                                          const void *mask, const E *out, const float *lse, float *less, E *gq) {
+                                                          const void *mask, const E *out, const float *lse, float *less, E *gq, const sums_of_columns sums) {
     enum { ROWS = 16 * W };
     typedef own_rows<E, D, W, D <= 128 ? D : 128> own_q;
     typedef own_rows<E, D, W, D <= 128 ? D : 0> own_g;
@@ -264,12 +297,14 @@ static __global__ void __launch_bounds__(W * WARP, 2) query_grad(const __grid_co
     }
     const float one[2] = {1, 1};
     store<E, D>(gq + b * c.gqs[0] + h * c.gqs[1], c.gqs[2], row, c.nq, c.d, o, one);
+    sum_columns<E, D, W>(o, row, c.nq, c.d, h, b * tiles + i0 / ROWS, c.B * tiles, sums);
 }
 
 /* Here all is transposed: rows are keys, columns are queries. The kernel makes gk, or gv, or both. */
 template <class E, int D, int N, int BUFFERS, int W, bool FOR_K, bool FOR_V>
 static __global__ void __launch_bounds__(W * WARP, 2) key_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
-                                                        const void *mask, const float *lse, const float *less, E *gk, E *gv) {
+                                                        const void *mask, const float *lse, const float *less, E *gk, E *gv,
+                                                        const sums_of_columns sums_k, const sums_of_columns sums_v) {
     enum { ROWS = 16 * W };
     typedef own_rows<E, D, W, FOR_V ? 0 : 128> own_k;
     typedef own_rows<E, D, W, FOR_K ? 0 : D> own_v; /* for gv alone nobody reads it */
@@ -323,6 +358,8 @@ static __global__ void __launch_bounds__(W * WARP, 2) key_grad(const __grid_cons
     const float one[2] = {1, 1};
     if (FOR_K) store<E, D>(gk + b * c.gks[0] + kv * c.gks[1], c.gks[2], j0 + own, c.nk, c.d, ok, one);
     if (FOR_V) store<E, D>(gv + b * c.gvs[0] + kv * c.gvs[1], c.gvs[2], j0 + own, c.nk, c.d, ov, one);
+    if (FOR_K) sum_columns<E, D, W>(ok, j0 + own, c.nk, c.d, kv, b * tiles + j0 / ROWS, c.B * tiles, sums_k);
+    if (FOR_V) sum_columns<E, D, W>(ov, j0 + own, c.nk, c.d, kv, b * tiles + j0 / ROWS, c.B * tiles, sums_v);
 }
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
@@ -374,11 +411,21 @@ void pd_cuda_attention_mma_grad(const pd_attention *c, const void *g, const void
         typedef shape_of<typename decltype(s)::type> S;
         typedef typename S::type E;
         const int many = S::warps_grad * WARP, rows = 16 * S::warps_grad;
-        const int64_t heads = c->B * c->Hkv * ((c->nk + rows - 1) / rows);
+        const int64_t parts_q = c->B * ((c->nq + rows - 1) / rows), parts_k = c->B * ((c->nk + rows - 1) / rows);
+        const int64_t of_q = c->H * counters_of(parts_q), of_k = c->Hkv * counters_of(parts_k);
+        const bool any_q = c->sums[0], any_k = c->sums[1] || c->sums[2];
+        const int64_t floats = (any_q ? c->H * parts_q * c->d : 0) + (any_k ? 2 * c->Hkv * parts_k * c->d : 0);
+        float *parts = floats ? (float *)pd_cuda_lent->room((size_t)floats * sizeof(float)) : nullptr;
+        unsigned *counters = parts ? pd_cuda_counters((of_q > 2 * of_k ? of_q : 2 * of_k) + 1) : nullptr;
+        if (floats && !counters) return;
+        float *own_k = any_q ? parts + c->H * parts_q * c->d : parts;
+        const sums_of_columns sq = {c->sums[0], parts, counters}, sk = {c->sums[1], own_k, counters},
+                              sv = {c->sums[2], own_k + (any_k ? c->Hkv * parts_k * c->d : 0), counters + of_k};
         launch(query_grad<E, S::width, S::few, S::width <= 128 ? 2 : 1, S::warps_grad>, c->B * c->H * ((c->nq + rows - 1) / rows), many, *c,
-               (const E *)g, (const E *)q, (const E *)k, (const E *)v, mask, (const E *)out, lse, D, (E *)gq);
+               (const E *)g, (const E *)q, (const E *)k, (const E *)v, mask, (const E *)out, lse, D, (E *)gq, sq);
         auto keys = [&](auto kernel) {
-            launch(kernel, heads, many, *c, (const E *)g, (const E *)q, (const E *)k, (const E *)v, mask, lse, (const float *)D, (E *)gk, (E *)gv);
+            launch(kernel, c->Hkv * parts_k, many, *c, (const E *)g, (const E *)q, (const E *)k, (const E *)v, mask, lse, (const float *)D, (E *)gk,
+                   (E *)gv, sk, sv);
         };
         if constexpr (S::width <= 128) {
             keys(key_grad<E, S::width, S::few, S::buffers, S::warps_grad, true, true>);

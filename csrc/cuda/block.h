@@ -92,4 +92,39 @@ static inline __device__ bool is_last(unsigned *counter, unsigned count) {
     return last;
 }
 
+enum { FAN = 16 };
+/* Adds up to FAN rows of `width` elements, `step` apart, into the first one, W elements a thread at a time. */
+template <int W, class T> static __device__ void add_up(T *to, int64_t width, int64_t step, int count) {
+    for (int64_t i = threadIdx.x * W; i < width; i += blockDim.x * W) {
+        pack<T, W> v[FAN];
+        UNROLLED
+        for (int k = 0; k < FAN; k++)
+            if (k < count) v[k] = *(const pack<T, W> *)(to + k * step + i);
+        UNROLLED
+        for (int k = 1; k < FAN; k++)
+            for (int e = 0; e < W && k < count; e++) v[0].e[e] += v[k].e[e];
+        *(pack<T, W> *)(to + i) = v[0];
+    }
+    __syncthreads();
+}
+/* Adds up what `count` blocks have written, `width` elements each, one part behind the other: of every FAN parts the
+   block that ends last does so, then of every FAN of these, and so on. True in one block, which then finds the sums in
+   the first part. `part` is this block's; there are counters_of(count) counters. The whole block must call it. */
+template <int W, class T>
+static __device__ bool add_all_parts(T *parts, int64_t width, unsigned part, unsigned count, unsigned *counters) {
+    __syncthreads();
+    for (int64_t step = width; count > 1; step *= FAN) {
+        const unsigned group = part / FAN, left = count - group * FAN, groups = (count + FAN - 1) / FAN;
+        if (!is_last(&counters[group], left < FAN ? left : +FAN)) return false;
+        add_up<W>(parts + group * FAN * step, width, step, (int)(left < FAN ? left : +FAN));
+        counters += groups, part = group, count = groups;
+    }
+    return true;
+}
+static inline __host__ __device__ int64_t counters_of(int64_t count) {
+    int64_t all = 0;
+    while (count > 1) all += count = (count + FAN - 1) / FAN;
+    return all;
+}
+
 #endif

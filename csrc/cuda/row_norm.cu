@@ -103,33 +103,6 @@ template <class T, int V> static __device__ void put_sums(T *to, int64_t i, int6
     }
 }
 
-enum { FAN = 16 };
-/* Adds up to FAN rows of `width` elements, `step` apart, into the first one. */
-template <class T, int V> static __device__ void add_parts(T *to, int64_t width, int64_t step, int count) {
-    enum { W = V > 4 ? 4 : V };
-    for (int64_t i = threadIdx.x * W; i < width; i += THREADS * W) {
-        pack<T, W> v[FAN];
-        UNROLLED
-        for (int k = 0; k < FAN; k++)
-            if (k < count) v[k] = *(const pack<T, W> *)(to + k * step + i);
-        UNROLLED
-        for (int k = 1; k < FAN; k++)
-            for (int e = 0; e < W && k < count; e++) v[0].e[e] += v[k].e[e];
-        *(pack<T, W> *)(to + i) = v[0];
-    }
-    __syncthreads();
-}
-/* Adds up the parts of all blocks, each `width` elements. True in one block, which then finds the sums in partial[0]. */
-template <class T, int V> static __device__ bool add_all_parts(T *partial, int64_t width, unsigned *counters) {
-    const unsigned group = blockIdx.x / FAN, left = gridDim.x - group * FAN, members = left < FAN ? left : +FAN, groups = (gridDim.x + FAN - 1) / FAN;
-    if (!is_last(&counters[group], members)) return false;
-    add_parts<T, V>(partial + group * FAN * width, width, width, (int)members);
-    if (groups == 1) return true;
-    if (!is_last(&counters[FAN], groups)) return false;
-    add_parts<T, V>(partial, width, FAN * width, (int)groups);
-    return true;
-}
-
 /* Where the sums over all rows go; each may be NULL. parts: of blocks, [2 + SUMS][n] each, or NULL if there are no sums. */
 template <class T> struct totals {
     void *w, *b;
@@ -254,14 +227,13 @@ grad_kernel(const pd_row_norm c, const void *g, const void *gs, const void *s, c
     if (!sums.parts) return;
     end_part<T, V, G>(c, gw, gb, to);
     for (int64_t i = threadIdx.x; i < (c.n < KEPT ? c.n : +KEPT) && SUMS; i += THREADS) to[2 * c.n + i] = columns.sum(i);
-    if (add_all_parts<T, V>(sums.parts, width, sums.counters)) sums.template put_all<SUMS>(c);
+    if (add_all_parts<(V > 4 ? 4 : V)>(sums.parts, width, blockIdx.x, gridDim.x, sums.counters)) sums.template put_all<SUMS>(c);
 }
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* There are at most FAN * FAN parts. */
 static int64_t part_length(const pd_row_norm *c) {
-    const int64_t most = FAN * FAN;
+    const int64_t most = 256; /* parts */
     return c->rows <= 8 * most ? 8 : (c->rows + most - 1) / most;
 }
 /* One without rows, too: its block writes the zeros that are the sums then. */
@@ -302,7 +274,7 @@ void pd_cuda_row_norm_grad(const pd_row_norm *c, const void *g, const void *gs, 
         typedef typename decltype(t)::type T;
         constexpr int V = decltype(v)::value, G = decltype(group)::value;
         const bool parts = gw || gb || sums;
-        unsigned *counters = parts ? pd_cuda_counters(FAN + 1) : nullptr;
+        unsigned *counters = parts ? pd_cuda_counters(counters_of(parts_of(c)) + 1) : nullptr;
         if (parts && !counters) return;
         auto run = [&](auto kernel) {
             const totals<T> to = {gw, gb, sums, parts ? (T *)scratch : nullptr, counters};

@@ -180,6 +180,8 @@ typedef struct pd_attention {
     pd_dtype t, mask_t;
     int64_t B, H, Hkv, nq, nk, d, dv, qs[3], ks[3], vs[3], os[3], gs[3], ms[4];
     int64_t gqs[3], gks[3], gvs[3]; /* of the gradients of q, k and v */
+    /* of these: NULL, or, on a GPU, memory for sums over batches and rows, [heads, width]; not for F64 */
+    float *sums[3];
     double scale;
     bool causal;
 } pd_attention;

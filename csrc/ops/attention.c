@@ -125,12 +125,15 @@ static double attend_work(const pd_call *c) {
 static bool fits(const pd_tensor *t) { return t->stride[3] == 1 || t->size[3] <= 1; }
 
 /* Room for the gradient of input i: in its place, if the kernel can write there, else a new tensor [B, H, n, width]
-   whose memory is ordered [B, n, H, width]. *place: where the gradient has to be copied then; else NULL. */
-static pd_tensor *room_for(pd_vjp *v, int i, const pd_tensor *like, pd_tensor **place) {
+   whose memory is ordered [B, n, H, width]. *place: where the gradient has to be copied then; else NULL. *sums: where
+   the sums over batches and rows go, if they are wanted and heads stand side by side; else NULL. */
+static pd_tensor *room_for(pd_vjp *v, int i, const pd_tensor *like, pd_tensor **place, float **sums) {
     int64_t size[4] = {like->size[0], like->size[2], like->size[1], like->size[3]};
     *place = pd_vjp_place(v, i);
     if (*place && fits(*place)) {
-        pd_tensor *t = *place;
+        pd_tensor *t = *place, *of = NULL;
+        if (t->stride[1] == t->size[3]) of = pd_vjp_place_sums(v, i, t->size[1] * t->size[3]);
+        if (of) *sums = pd_tensor_data(of);
         *place = NULL;
         return t;
     }
@@ -147,9 +150,9 @@ static void attend_fast(pd_vjp *v) {
         return;
     }
     if (!fits(g)) g = pd_x_contiguous(v, g);
-    for (int i = 0; i < 3; i++) made[i] = room_for(v, i, in[i], &place[i]);
-    if (v->status) return;
     pd_attention c = shape_of(v->attrs, in, out);
+    for (int i = 0; i < 3; i++) made[i] = room_for(v, i, in[i], &place[i], &c.sums[i]);
+    if (v->status) return;
     strides_of(g, c.gs), strides_of(made[Q], c.gqs), strides_of(made[K], c.gks), strides_of(made[V], c.gvs);
     int64_t bytes = (int64_t)pd_here()->attention_scratch(&c, true);
     pd_tensor *scratch = pd_x_new(v, PD_U8, 1, &bytes);

@@ -171,6 +171,53 @@ def test_an_activation_sums_its_gradients_columns(shape, dtype):
         )
 
 
+def bias_of_attention(dtype, heads, width, rows, use=lambda y: 0, apart=False):
+    """The gradients of bias and weight of the layer whose result is split into q, k and v; use: else of the result."""
+    pydist.manual_seed(6)
+    queries, keys = heads
+    sizes = [queries * width, keys * width, keys * width]
+    layer, x = nn.Linear(6, sum(sizes)).cuda(), pydist.randn(3, rows, 6).cuda()
+    with pydist.autocast("cuda", dtype=dtype, enabled=dtype is not None):
+        y = layer(x)
+        if apart:
+            y.register_hook(lambda g: None)
+        q, k, v = (p.view(3, rows, -1, width).transpose(1, 2) for p in y.split(sizes, 2))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=queries > keys)
+        ((out * out.detach().cos()).sum() + use(y)).backward()
+    return layer.bias.grad.cpu().numpy(), layer.weight.grad.tolist()
+
+
+@pytest.mark.parametrize("dtype", [pydist.bfloat16, pydist.float16, None])
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
+@pytest.mark.parametrize("width, rows", [(16, 150), (40, 70), (136, 40), (20, 9)])
+def test_attention_sums_its_gradients_columns(width, rows, heads, dtype):
+    """For the bias of the layer that makes q, k and v: on tensor cores, whose blocks are parts of the sums, and without."""
+    found, weight = bias_of_attention(dtype, heads, width, rows)
+    want, same = bias_of_attention(dtype, heads, width, rows, apart=True)
+    assert weight == same
+    by = 1e-3 if dtype == pydist.float16 else 1e-5  # the sum made apart has 16 bits
+    np.testing.assert_allclose(found, want, rtol=by, atol=by * np.abs(want).max())
+
+
+OTHERS = {
+    "all": lambda y: y,
+    "some columns": lambda y: y[..., :16],
+    "some rows": lambda y: y[:, :3],
+    "heads": lambda y: F.scaled_dot_product_attention(*y.view(3, 50, 6, 16).transpose(1, 2).chunk(3, 1)),
+    "another dimension": lambda y: F.scaled_dot_product_attention(*y.view(3, 50, 3, 2, 16).transpose(1, 3).unbind(2)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_attention_is_not_the_only_one(name):
+    """Others give gradients of the same tensor."""
+    inputs = pydist.bfloat16, (2, 2), 16, 50, lambda y: OTHERS[name](y).float().sin().sum()
+    found, weight = bias_of_attention(*inputs)
+    want, same = bias_of_attention(*inputs, apart=True)
+    assert weight == same
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
+
+
 def test_frozen_parameters_and_several_uses():
     x = pydist.randn(70, 24).cuda()
     for frozen in ("weight", "bias"):

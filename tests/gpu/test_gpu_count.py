@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import pydist
-from pydist import _C
+from pydist import _C, nn
 from pydist.nn import functional as F
 
 if not pydist.cuda.is_available() or _C.pretended_cuda() or pydist.cuda.get_device_name() != "emulated":
@@ -90,7 +90,7 @@ def test_a_residual_block_adds_in_the_norms_kernels():
 
 def test_what_is_made_in_passing_needs_no_kernel():
     """Under autocast: casts of norms' results and of the stream's gradient, sums for biases."""
-    nn, x = pydist.nn, cuda(50, 24).requires_grad_()
+    x = cuda(50, 24).requires_grad_()
     norm, last, first, second = (
         nn.LayerNorm(24).cuda(),
         nn.LayerNorm(24).cuda(),
@@ -179,6 +179,11 @@ def test_slices_share_one_gradient():
     loss = F.scaled_dot_product_attention(q, k, v).sin().sum()
     found = kinds_of(lambda: pydist.grad(loss, x, retain_graph=True))
     assert found and not [kind for kind in found if "copy" in kind or "add" in kind]  # attention wrote them there
+    first, w = nn.Linear(24, 72).cuda().bfloat16(), cuda(2, 40, 24, dtype=pydist.bfloat16)
+    q, k, v = (part.view(2, 40, 3, 8).transpose(1, 2) for part in first(w).chunk(3, 2))
+    loss = F.scaled_dot_product_attention(q, k, v).sum()
+    found = kinds_of(lambda: pydist.grad(loss, first.bias, retain_graph=True))
+    assert found and not [kind for kind in found if kind.startswith("fold")]  # it has summed the columns, too
     a, b = (x * 1).chunk(2, 2)
     loss = a.sin().sum() + b.sin().sum()
     found = kinds_of(lambda: pydist.grad(loss, x, retain_graph=True))

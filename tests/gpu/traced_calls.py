@@ -38,6 +38,17 @@ def residual(width, x):
     return run
 
 
+def heads(width, dtype, rows):
+    """Attention whose gradient sums columns for the bias of the layer before."""
+    layer, x = nn.Linear(8, 6 * width).cuda().to(dtype), new(3, rows, 8, dtype=dtype)
+
+    def run():
+        q, k, v = (part.view(3, rows, 2, width).transpose(1, 2) for part in layer(x).chunk(3, 2))
+        F.scaled_dot_product_attention(q, k, v).sum().backward()
+
+    return run
+
+
 def optimizer(cls, **options):
     parameters = [new(300) for _ in range(3)]
     for p in parameters:
@@ -83,6 +94,8 @@ def calls():
     yield "attention", both(attention, *(new(2, 3, 20, 16) for _ in range(3)))
     args = [new(2, 3, 150, 16, dtype=HALF) for _ in range(3)]
     yield "causal attention", both(lambda q, k, v: attention(q, k, v, is_causal=True), *args)
+    for width, dtype, rows in ((16, HALF, 150), (136, HALF, 40), (16, pydist.float32, 150), (16, HALF, 1)):
+        yield f"attention after a layer, {width}, {dtype}, {rows}", heads(width, dtype, rows)
     for name in ("AdamW", "Adamax", "Adagrad", "Adadelta", "ASGD", "NAdam", "RMSprop", "Rprop"):
         yield name, optimizer(getattr(optim, name))
     yield "SGD", optimizer(optim.SGD, momentum=0.9)
