@@ -1,6 +1,7 @@
 /* The rows of binary.def, compare.def and ternary.def; where. */
 #include "cuda/complex.h"
 #include "cuda/each.h"
+#include "cuda/later.h"
 #include "cuda/table.h"
 #include "kernels/cpu/lib/express.h"
 
@@ -149,6 +150,7 @@ void pd_cuda_binary(pd_binary fn, pd_dtype t, double a, const pd_loop *l) {
         fn = PD_BINARY_bitwise_or;
     }
     if (t == PD_BOOL && (fn == PD_BINARY_mul || fn == PD_BINARY_minimum)) fn = PD_BINARY_bitwise_and;
+    if (l->later && l->ndim == 1 && l->numel > 0) return pd_cuda_add_later(t, l);
     by_type(t, [&](auto e) {
         typedef typename decltype(e)::type E;
         each_mixed<binary_map, E>(l, fn, (wide<E>)a);

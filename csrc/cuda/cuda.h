@@ -25,8 +25,16 @@ extern __thread cudaStream_t pd_cuda_stream_now; /* the stream of this thread's 
 extern __thread const uint64_t *pd_cuda_draws_past; /* as given to capture_begin, or NULL */
 extern const pd_cuda_host *pd_cuda_lent;
 
+extern bool pd_cuda_waits; /* a launch has been put off (later.h), */
+void pd_cuda_launch_waiting(); /* which this makes */
+/* To be called before anything is given to the GPU. */
+static inline void settle() {
+    if (__atomic_load_n(&pd_cuda_waits, __ATOMIC_ACQUIRE)) pd_cuda_launch_waiting();
+}
+
 template <class... P, class... A> static void launch(void (*kernel)(P...), int64_t blocks, int threads, A... args) {
     if (blocks <= 0) return;
+    settle();
 #ifdef __CUDACC__
     kernel<<<(unsigned)blocks, threads, 0, pd_cuda_stream_now>>>(static_cast<P>(args)...);
 #else

@@ -136,6 +136,7 @@ template <class E> static __global__ void scale_kernel(E *x, int64_t n, double b
 bool pd_cuda_scale(pd_dtype t, int64_t n, double by, void *x) {
     int finite = 1, *flag = (int *)pd_cuda_lent->room(sizeof finite);
     if (!flag) return false;
+    settle(); /* as the memory may be what a sum that waits will read */
     cudaMemcpyAsync(flag, &finite, sizeof finite, cudaMemcpyHostToDevice, pd_cuda_stream_now);
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;

@@ -87,6 +87,7 @@ unsigned *pd_cuda_counters(int64_t count) {
     if (pd_cuda_stream_now && capturing(pd_cuda_stream_now, &captures)) captures = true;
     if (!captures && count <= COUNTERS && (own_row || (own_row = find_row()))) return own_row;
     unsigned *made = (unsigned *)pd_cuda_lent->room((size_t)count * sizeof *made);
+    settle(); /* as the memory may be what a sum that waits will read */
     if (made) cudaMemsetAsync(made, 0, (size_t)count * sizeof *made, pd_cuda_stream_now);
     return made;
 }
@@ -132,13 +133,20 @@ static int at(int device, int *was) {
     return error || *was == device ? error : cudaSetDevice(device);
 }
 static int failed(void) { return cudaGetLastError(); }
-static int wait(void) { return cudaDeviceSynchronize(); }
+static int wait(void) {
+    settle();
+    return cudaDeviceSynchronize();
+}
 static int memory(size_t *left, size_t *total) { return cudaMemGetInfo(left, total); }
 static int take(void **out, size_t bytes) { return cudaMalloc(out, bytes); }
-static int give(void *p) { return cudaFree(p); }
+static int give(void *p) {
+    settle();
+    return cudaFree(p);
+}
 static int pin(void **out, size_t bytes) { return cudaMallocHost(out, bytes); }
 static int unpin(void *p) { return cudaFreeHost(p); }
 static int copy(void *to, const void *from, size_t bytes, void *stream) {
+    settle();
     return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, (cudaStream_t)stream);
 }
 
@@ -150,25 +158,39 @@ static int done(cudaError_t error, bool *out) {
     return 0;
 }
 static int stream_new(void **out, int priority) { return cudaStreamCreateWithPriority((cudaStream_t *)out, cudaStreamNonBlocking, priority); }
-static int stream_wait(void *s) { return cudaStreamSynchronize((cudaStream_t)s); }
-static int stream_done(void *s, bool *out) { return done(cudaStreamQuery((cudaStream_t)s), out); }
-static int stream_after(void *s, void *event) { return cudaStreamWaitEvent((cudaStream_t)s, (cudaEvent_t)event, 0); }
+static int stream_wait(void *s) {
+    settle();
+    return cudaStreamSynchronize((cudaStream_t)s);
+}
+static int stream_done(void *s, bool *out) {
+    settle();
+    return done(cudaStreamQuery((cudaStream_t)s), out);
+}
+static int stream_after(void *s, void *event) {
+    settle();
+    return cudaStreamWaitEvent((cudaStream_t)s, (cudaEvent_t)event, 0);
+}
 static int event_new(void **out, bool timing) {
     return cudaEventCreateWithFlags((cudaEvent_t *)out, timing ? cudaEventDefault : cudaEventDisableTiming);
 }
 static int event_free(void *e) { return cudaEventDestroy((cudaEvent_t)e); }
-static int event_record(void *e, void *s) { return cudaEventRecord((cudaEvent_t)e, (cudaStream_t)s); }
+static int event_record(void *e, void *s) {
+    settle();
+    return cudaEventRecord((cudaEvent_t)e, (cudaStream_t)s);
+}
 static int event_wait(void *e) { return cudaEventSynchronize((cudaEvent_t)e); }
 static int event_done(void *e, bool *out) { return done(cudaEventQuery((cudaEvent_t)e), out); }
 static int event_between(void *from, void *to, float *ms) { return cudaEventElapsedTime(ms, (cudaEvent_t)from, (cudaEvent_t)to); }
 
 /* Relaxed: the cache may take memory from the driver meanwhile. */
 static int capture_begin(void *s, const uint64_t *past) {
+    settle();
     cudaError_t error = cudaStreamBeginCapture((cudaStream_t)s, cudaStreamCaptureModeRelaxed);
     if (!error) pd_cuda_draws_past = past;
     return error;
 }
 static int capture_end(void *s, void **out) {
+    settle();
     cudaGraph_t graph = nullptr;
     pd_cuda_draws_past = nullptr;
     cudaError_t error = cudaStreamEndCapture((cudaStream_t)s, &graph);
@@ -176,7 +198,10 @@ static int capture_end(void *s, void **out) {
     if (graph) cudaGraphDestroy(graph);
     return error;
 }
-static int graph_launch(void *graph, void *s) { return cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)s); }
+static int graph_launch(void *graph, void *s) {
+    settle();
+    return cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)s);
+}
 static int graph_free(void *graph) { return cudaGraphExecDestroy((cudaGraphExec_t)graph); }
 
 #ifdef __CUDACC__
@@ -194,7 +219,7 @@ static void mark(const char *) {}
 #endif
 extern "C" __attribute__((visibility("default"))) const pd_cuda_library pd_cuda_library_of_pydist;
 const pd_cuda_library pd_cuda_library_of_pydist = {
-    PD_CUDA_LAYOUT, PD_CUDA_BUILT, &table, start, text, count, properties, versions, fits, use, at, failed, bad_index, wait, memory, take, give,
+    PD_CUDA_LAYOUT, PD_CUDA_BUILT, &table, start, text, count, properties, versions, fits, use, at, failed, bad_index, settle, wait, memory, take, give,
     pin, unpin, copy, stream_new, stream_wait, stream_done, stream_after, event_new, event_free, event_record, event_wait, event_done,
     event_between,
     capture_begin, capture_end, capturing, graph_launch, graph_free, range_push, range_pop, mark,

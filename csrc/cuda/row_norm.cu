@@ -1,11 +1,13 @@
-/* Layer and RMS norm of rows [rows, n], after the sum of two tensors if there are two. A group of G threads has a row: a
-   warp a short one, a block a long one. Each thread keeps the first elements that it reads of a row in registers.
+/* Layer and RMS norm of rows [rows, n], after the sum of two tensors if there are two, or if a sum waits to be launched. A
+   group of G threads has a row: a warp a short one, a block a long one. Each thread keeps the first elements that it reads
+   of a row in registers.
 
    The gradient is one pass over the rows. A block has a part of them, whose length depends on shapes alone, and also
    sums the gradients of weight and bias over its part, and with SUMS the columns of what it stores for y, or for x. Of
    every FAN parts, and then of all, the block that ends last adds
    up the sums, in the order of the parts. */
 #include "cuda/block.h"
+#include "cuda/later.h"
 #include "cuda/table.h"
 
 /* Steps of V elements of a row that each thread keeps. */
@@ -259,11 +261,19 @@ size_t pd_cuda_row_norm_scratch(const pd_row_norm *c) { return (size_t)(3 * part
 
 void pd_cuda_row_norm(const pd_row_norm *c, const void *x, const void *y, const void *w, const void *b, void *s, void *out, void *low, void *mean,
                       void *rstd) {
+    const size_t all = (size_t)(c->rows * c->n), stats = (size_t)c->rows * sizeof(float);
+    const result results[] = {{out, all * (c->out == PD_F32 ? 4 : 2)}, {low, all * 2}, {mean, stats}, {rstd, stats}};
+    pd_row_norm own = *c;
+    pd_loop sum;
     if (!c->n) return;
+    if (!y && pd_cuda_take_sum(x, c->x, (int64_t)all, results, 4, &sum)) {
+        own.x = (pd_dtype)sum.type[1], own.y = (pd_dtype)sum.type[2];
+        s = sum.ptr[0], x = sum.ptr[1], y = sum.ptr[2];
+    }
     by_rows(c, in_vectors(c, {x, y, w, b, s, out, low}), [&](auto t, auto v, auto g) {
         typedef typename decltype(t)::type T;
         constexpr int V = decltype(v)::value, G = decltype(g)::value, ROWS = THREADS / G;
-        launch(norm_kernel<T, V, G>, (c->rows + ROWS - 1) / ROWS, THREADS, *c, x, y, w, b, s, out, low, (T *)mean, (T *)rstd);
+        launch(norm_kernel<T, V, G>, (c->rows + ROWS - 1) / ROWS, THREADS, own, x, y, w, b, s, out, low, (T *)mean, (T *)rstd);
     });
 }
 

@@ -253,6 +253,11 @@ static pd_status check(const pd_device *d, const char *op) {
     return error ? pd_cuda_result(op, error) : complaint();
 }
 
+static void settle(const pd_device *d) {
+    (void)d;
+    if (!cuda.forked) cuda.lib->settle();
+}
+
 /* Gives the lock up around the copy, too: CUDA waits there if the host's memory is not pinned. */
 static int copy_in(void *stream, void *to, const void *from, size_t bytes, pd_copy_wait wait) {
     bool idle = bytes < LONG;
@@ -296,6 +301,7 @@ pd_status pd_cuda_device(const char *op, int index, const pd_device **out) {
                          .enter = enter,
                          .check = check,
                          .scratch = scratch,
+                         .settle = settle,
                          .copy = copy};
         status = pd_cache_new(cuda.lib, index, d->name, &cuda.caches[index]);
     }
@@ -329,7 +335,10 @@ pd_status pd_cuda_wait(const pd_device *d, const char *op) {
 
 /* ---- streams ----------------------------------------------------------------------------------------------------- */
 
-void *pd_cuda_stream(const pd_device *d) { return here.streams[d->index]; }
+void *pd_cuda_stream(const pd_device *d) {
+    settle(d); /* somebody is about to launch there */
+    return here.streams[d->index];
+}
 void pd_cuda_set_stream(const pd_device *d, void *stream) { here.streams[d->index] = stream; }
 bool pd_cuda_capturing(const pd_device *d) {
     bool yes = false;

@@ -35,6 +35,7 @@ typedef struct pd_cuda_library {
     int (*at)(int device, int *was);      /* sets the device alone; the caller sets it back to *was in the same way */
     int (*failed)(void);                  /* returns and clears the error of the launches so far */
     bool (*bad_index)(pd_bad_index *out); /* returns and clears what a kernel has found; false: nothing */
+    void (*settle)(void);                 /* launches what waits for the next launch */
     int (*wait)(void);                    /* until the current device has done all its work; breaks its captures */
     int (*memory)(size_t *left, size_t *total);
     int (*take)(void **out, size_t bytes);

@@ -28,6 +28,8 @@ typedef struct pd_device {
                        const char *op); /* the errors of the launches since, as far as they are known */
     pd_status (*scratch)(const struct pd_device *d, size_t bytes, const char *op,
                          void **out); /* like pd_scratch, for the launches that follow */
+    /* Launches what this device has put off (csrc/cuda/later.h), for somebody who knows memory by its address. */
+    void (*settle)(const struct pd_device *d);
     /* Copies bytes between d and the host or within d, in the order of the launches. op: for errors. */
     pd_status (*copy)(const struct pd_device *d, const char *op, pd_transfer way, void *to, const void *from,
                       size_t bytes, pd_copy_wait wait);
@@ -53,6 +55,9 @@ static inline pd_status pd_device_enter(const pd_device *d, const pd_device **wa
 pd_status pd_meta_refuse(const char *op);
 static inline pd_status pd_check_data(const char *op, const pd_device *d) {
     return d == &pd_device_meta ? pd_meta_refuse(op) : PD_OK;
+}
+static inline void pd_device_settle(const pd_device *d) {
+    if (d->settle) d->settle(d);
 }
 static inline pd_status pd_device_check(const pd_device *d, const char *op) {
     return d->check ? d->check(d, op) : PD_OK;

@@ -19,6 +19,7 @@
 typedef struct pd_loop {
     int ndim, nop;
     unsigned cells; /* bit k: operand k is a cell */
+    bool later;     /* the launch may wait (csrc/cuda/later.h) */
     bool mixed;     /* operand k > 0 has dtype type[k], one of F32, F16 and BF16, and not that of the call */
     int8_t type[PD_MAX_OPERANDS];
     float *sums;    /* NULL, or memory for the sums of the columns of operand 0, seen as [numel / columns, columns] */

@@ -93,12 +93,25 @@ static double factor(const pd_call *c) {
     return c->def->op->attrs == sizeof(scaled) ? ((const scaled *)c->attrs)->alpha.d : 1;
 }
 
+/* Whether a sum on a GPU may be launched together with a norm of it that comes next: nobody else has its memory, and
+   nobody works on that of the inputs by bare addresses. */
+static bool may_wait(pd_tensor *const *t) {
+    const pd_tensor *out = t[0];
+    bool may = out->storage->refs == 1 && !out->wrapper && out->ndim > 1 &&
+               pd_dtype_computed((pd_dtype)out->dtype) == PD_F32;
+    for (int k = 0; k < 3 && may; k++)
+        may = t[k] && pd_storage_is_private(t[k]->storage) && !t[k]->storage->exposed &&
+              (k == 0 || (t[k] != out && pd_tensor_same_shape(t[k], out)));
+    return may;
+}
+
 static pd_status run(pd_binary fn, const pd_call *c) {
     pd_tensor *t[3] = {c->out[0], c->in[0], c->in[1]};
     pd_loop l;
     cells cell;
     const pd_dtype dtype = computed(c);
     build(&l, &cell, t, 3, c->def, c->attrs, dtype);
+    if (fn == PD_BINARY_add && pd_device_here->kernels) l.later = factor(c) == 1 && may_wait(t);
     pd_here()->binary(fn, dtype, factor(c), &l);
     return PD_OK;
 }

@@ -15,7 +15,7 @@ void pd_loop_build(pd_loop *l, int nop, pd_tensor *const *t) {
     int n = t[0]->ndim;
     l->nop = nop;
     l->cells = 0;
-    l->mixed = false;
+    l->mixed = l->later = false;
     l->sums = NULL;
     l->numel = t[0]->numel;
     for (int k = 0; k < nop; k++) l->ptr[k] = t[k] ? pd_tensor_data(t[k]) : NULL;

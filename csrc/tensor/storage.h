@@ -28,6 +28,7 @@ typedef struct pd_storage {
     atomic_uint loans[PD_BORROWERS]; /* how many are not given back yet */
     bool inference;            /* made in inference mode: has no version, so backward must not save it */
     bool read_only;            /* external memory, lent to us for reading: in-place ops raise */
+    bool exposed;              /* somebody has asked for the address: data_ptr() */
     void (*drop)(void *ctx);   /* external memory: called in the place of freeing data */
     void *ctx;
     int shared;                /* the descriptor by which other processes map the memory, or -1 */

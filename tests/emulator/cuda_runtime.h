@@ -98,6 +98,11 @@ template <class F> static void pd_emulate(unsigned blocks, unsigned threads, cud
     pd_emulate_launch(stream, [=] { pd_emulate_run(blocks, threads, [](void *ctx) { (*(const F *)ctx)(); }, (void *)&f); });
 }
 
+/* For csrc/cuda/later.cu: the launch of the call under way waits; begins and ends; is part of the call under way. */
+void pd_count_later();
+void pd_count_waiting(bool begins);
+void pd_count_joined();
+
 void __syncthreads();
 extern char pd_emulated_lanes[1024][32]; /* what each thread shows to the others */
 template <class T> static T __shfl_xor_sync(unsigned, T v, int d) {

@@ -80,7 +80,8 @@ print(pydist.cuda.get_device_name(), pydist._C.cuda_built(), pydist._C.cublaslt_
     tests "cuBLASLt and cuDNN" 150 1 tests/gpu/test_gpu_libraries.py tests/engine/test_cuda_libraries.py
     tests "graphs, pinned memory, mixed precision" 60 1 tests/gpu/test_gpu_graphs.py
     tests "kernels at larger sizes, complex numbers" 90 4 tests/gpu/test_gpu_{kernels,complex}.py
-    tests "training, CUDA against CPU" 90 4 tests/gpu/test_gpu_training.py
+    tests "what passes make besides, sums that wait" 60 4 tests/gpu/test_gpu_{beside,later}.py
+    tests "training, functions, modules, CUDA against CPU" 90 4 tests/gpu/test_gpu_{training,functions,modules}.py
     tests "the profiler, what measures" 60 1 tests/gpu/test_gpu_{profiler,benchmarks}.py
     tests "ops, CUDA against CPU" 180 6 tests/gpu/test_gpu_ops.py
 }

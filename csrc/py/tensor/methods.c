@@ -42,6 +42,8 @@ METHOD(data_ptr) {
     (void)args;
     T;
     if (pd_is_recording()) pd_record_read("data_ptr()"); /* an address is no value, but another one in each step */
+    pd_device_settle(t->storage->device);
+    t->storage->exposed = true;
     return PyLong_FromVoidPtr(t->storage->data ? pd_tensor_data(t) : NULL);
 }
 static bool read_format(const char *op, PyObject *args, PyObject *kwargs, PyObject **out) {
