@@ -65,10 +65,11 @@ struct lt_preference {
     uint32_t reductions;
 };
 
-/* For tests, who find them by name: how often algorithms were asked for, descriptors that live, and bits of the algorithms
-   (0 to 2), of sums made in passing (3) and of all else (4) that take 3 ms, or that are refused when they are to run. */
+/* For tests, who find them by name: how often algorithms were asked for, descriptors that live, bits of the algorithms
+   (0 to 2), of sums made in passing (3) and of all else (4) that take 3 ms, or that are refused when they are to run, and
+   the algorithm that ran last. */
 extern "C" {
-__attribute__((visibility("default"))) int pd_lt_proposals, pd_lt_living, pd_lt_slow, pd_lt_refused;
+__attribute__((visibility("default"))) int pd_lt_proposals, pd_lt_living, pd_lt_slow, pd_lt_refused, pd_lt_served;
 }
 
 static kind lt_kind(int type) { return type == LT_R_32F ? K_F32 : type == LT_R_64F ? K_F64 : type == LT_R_16F ? K_F16 : type == LT_R_16BF ? K_BF16 : K_NONE; }
@@ -203,6 +204,7 @@ EXPORT int cublasLtMatmul(void *, void *desc, const void *alpha, const void *A, 
     const int bits = 1 << (algo->data[0] - 40) | (r.d.epilogue == LT_EPILOGUE_BGRADB ? 8 : 16);
     if (pd_lt_refused & bits) return UNSUPPORTED;
     if (pd_lt_slow & bits) usleep(3000);
+    pd_lt_served = (int)algo->data[0] - 40;
     r.alpha = wide ? *(const double *)alpha : *(const float *)alpha;
     r.beta = wide ? *(const double *)beta : *(const float *)beta;
     if (pd_counts()) pd_count(lt_work(r, k));

@@ -279,6 +279,22 @@ print(json.dumps([y.item(), pydist.arange(5, device="cuda").tolist(), pydist.cud
     assert run(code, True) == [0, [0, 0, 0, 0, 0], True]
 
 
+def test_linear_cross_entropy_has_a_gib_of_logits_at_once():
+    """On a GPU; on a CPU it is 64 MiB."""
+    code = """
+import json, pydist
+from benchmarks import count
+from pydist.nn import functional as F
+def products(rows):
+    x, w = (pydist.zeros(n, 8, device="cuda") for n in (rows, 1 << 16))
+    with count.Counter() as counter:
+        F.linear_cross_entropy(x, w, pydist.zeros(rows, dtype=pydist.int64, device="cuda"))
+    return sum(kind["calls"] for name, kind in counter.kinds.items() if "product" in name)
+print(json.dumps([products(4096), products(4097)]))
+"""
+    assert run(code, True) == [1, 2]
+
+
 def test_a_training_step_of_gpt2_is_counted(capsys):
     found = count.count("gpt2-124M")
     assert count.problems(found["kinds"]) == []
