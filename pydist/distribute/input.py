@@ -2,6 +2,7 @@
 on all ranks."""
 
 import contextlib
+import itertools
 import logging
 import random
 import struct
@@ -164,7 +165,11 @@ class DistributedDataset:
         self._check_options(options)
         self._strategy, self._dataset = strategy, dataset
         self._policy, self._mine = shard_policy(dataset), None
-        if self._policy != "OFF" and strategy._group is not None:
+        if strategy._logical is not None and self._policy == "FILE":
+            raise ValueError(
+                "experimental_distribute_dataset: auto_shard_policy is FILE with logical shards (expected AUTO, DATA or OFF)"
+            )
+        if self._policy != "OFF" and strategy._group is not None and strategy._logical is None:
             self._mine = own_part(dataset, strategy, self._policy)
             if self._mine is None and _is_pipeline(dataset):
                 _log.info("experimental_distribute_dataset: each rank makes whole batches and keeps its rows of them")
@@ -191,7 +196,7 @@ class DistributedDataset:
     def _divide(self, tensors, rows):
         """The tensors of each local replica."""
         if self._policy == "OFF":
-            return [tensors] * len(self._strategy._devices)
+            return [tensors] * len(self._strategy._next[0])
         return [[t[first:last] for t in tensors] for first, last in rows_of(rows, self._strategy)]
 
     def __len__(self):
@@ -217,13 +222,38 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         group = strategy._group
         world, rank = (1, 0) if group is None else (group.size, group.rank)
         self._strategy, self._policy = strategy, "OWN"
+        if strategy._logical is not None:
+            self._dataset = self._of_shards(dataset_fn)
+            return
         self._dataset = dataset_fn(InputContext(world, rank, strategy.num_replicas_in_sync))
-        if not hasattr(self._dataset, "__iter__"):
-            raise TypeError(f"{self._op}: dataset_fn gave {type(self._dataset).__name__} (expected an iterable)")
+        self._check_dataset(self._dataset)
+
+    def _of_shards(self, dataset_fn):
+        """A data set for each logical shard of this process."""
+        if self._strategy._logical.measured:
+            raise NotImplementedError(
+                f"{self._op}: data sets of shards that may move to another rank (expected shares='even', or "
+                "experimental_distribute_dataset)"
+            )
+        count = self._strategy.num_replicas_in_sync
+        found = [dataset_fn(InputContext(count, shard, count)) for shard in self._strategy._next[0]]
+        for dataset in found:
+            self._check_dataset(dataset)
+        return found
+
+    def _check_dataset(self, dataset):
+        if not hasattr(dataset, "__iter__"):
+            raise TypeError(f"{self._op}: dataset_fn gave {type(dataset).__name__} (expected an iterable)")
 
     def __iter__(self):
-        source = _several(self._dataset, len(self._strategy._devices), self._op)
+        if self._strategy._logical is not None:
+            source = _Beside(self._dataset, self._op)
+        else:
+            source = _several(self._dataset, len(self._strategy._devices), self._op)
         return DistributedIterator(self._strategy, source, self._op, None, self._policy)
+
+    def __len__(self):
+        return max(map(len, self._dataset)) if self._strategy._logical is not None else len(self._dataset)
 
 
 class _several:
@@ -242,6 +272,19 @@ class _several:
         if batches:
             tensors, spec, _ = batches[0]
             yield batches + [([t[:0] for t in tensors], spec, 0)] * (self._count - len(batches))
+
+
+class _Beside:
+    """An iterable of a batch of each data set: [(tensors, spec, rows)], without rows for one that has ended."""
+
+    def __init__(self, datasets, op):
+        self._datasets, self._op = datasets, op
+
+    def __iter__(self):
+        for elements in itertools.zip_longest(*self._datasets):
+            batches = [None if element is None else as_rows(element, self._op) for element in elements]
+            tensors, spec, _ = next(batch for batch in batches if batch is not None)
+            yield [([t[:0] for t in tensors], spec, 0) if batch is None else batch for batch in batches]
 
 
 class _MyRows:
@@ -310,6 +353,7 @@ class DistributedIterator:
         if it is known)."""
         error = batches = None
         self._rows = [0]
+        self._strategy.deal_anew()
         try:
             batches = self._fetch()
         except Exception as raised:
@@ -330,10 +374,24 @@ class DistributedIterator:
         strategy = self._strategy
         if self._policy != "OFF":
             return share_of(rows, strategy)
-        count = strategy.num_replicas_in_sync
-        return Share([rows] * len(strategy._devices), rows * count, count, 0)
+        count, deal = strategy.num_replicas_in_sync, None if strategy._logical is None else strategy._next
+        return Share([rows] * len(strategy._next[0]), rows * count, count, 0, deal=deal)
+
+    def _shards_share(self, rows):
+        """The Share of logical shards with data sets of their own."""
+        strategy = self._strategy
+        counts = _C.zeros(strategy.num_replicas_in_sync, dtype=_C.int64)
+        for shard, n in zip(strategy._next[0], rows):
+            counts[shard] = n
+        if strategy._group is not None:
+            strategy._group.all_reduce(counts, "sum", False)
+        counts = counts.tolist()
+        first = next((shard for shard, n in enumerate(counts) if n), 0)
+        return Share(rows, sum(counts), len(counts), first, deal=strategy._next)
 
     def _own_share(self, rows):
+        if self._strategy._logical is not None:
+            return self._shards_share(rows)
         by_rank, local = self._rows if self._strategy._group is not None else [sum(rows)], len(rows)
         first = next((local * rank for rank, n in enumerate(by_rank) if n > 0), 0)
         by_rank = [max(n, 0) for n in by_rank]
@@ -417,7 +475,7 @@ class DistributedIterator:
             mine = None if batches is None else [([t[:0] for t in batches[0][0]], batches[0][1], 0)]
             found = self._texts(mine)[source]
             if batches is None:
-                batches = found * len(self._strategy._devices)
+                batches = found * len(self._strategy._next[0])
         return batches
 
 

@@ -1,6 +1,7 @@
 """MirroredStrategy and CentralStorageStrategy: replicas of one machine."""
 
 from pydist import _C
+from pydist.distribute.logical import shards_of
 from pydist.distribute.reduce import CrossDeviceOps
 from pydist.distribute.strategy import Strategy, joined_group, local_resolver
 
@@ -25,24 +26,18 @@ def local_devices():
     return [f"GPU:{i}" for i in range(gpus)] or [f"CPU:{i}" for i in range(_logical["cpus"])]
 
 
-def check_shards(name, shards, shares="even"):
-    """Raises NotImplementedError for what comes with logical shards."""
-    if shards is not None:
-        raise NotImplementedError(f"{name}: shards={shards!r} (expected None: logical shards are not there yet)")
-    if shares != "even":
-        raise NotImplementedError(f"{name}: shares={shares!r} (expected 'even': measured shares are not there yet)")
-
-
 class MirroredStrategy(Strategy):
     """Replicas that train one model. Under a launcher (`python -m pydist.run`, mpirun, srun) each rank is a replica.
     Else they are this process's devices: its GPU, its logical CPUs, or `devices`, such as ["CPU:0", "CPU:1"].
 
     Replicas of one process are threads that share the parameters and run one at a time.
+
+    shards: a power of two. There are as many replicas, the logical shards, whoever runs them; so a training has the same
+    bits on any number of devices and ranks. shares: "measured" gives faster ranks more shards, which changes no bit.
     """
 
-    def __init__(self, devices=None, cross_device_ops=None, *, shards=None):
+    def __init__(self, devices=None, cross_device_ops=None, *, shards=None, shares="even"):
         name = type(self).__name__
-        check_shards(name, shards)
         if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
             raise TypeError(
                 f"{name}: cross_device_ops is {type(cross_device_ops).__name__} (expected a CrossDeviceOps)"
@@ -50,7 +45,8 @@ class MirroredStrategy(Strategy):
         if devices is not None and (isinstance(devices, str) or not list(devices)):
             raise ValueError(f"{name}: devices is {devices!r} (expected a list of names such as 'CPU:0')")
         group = joined_group()
-        super().__init__(local_devices() if devices is None else list(devices), group, local_resolver())
+        devices = local_devices() if devices is None else list(devices)
+        super().__init__(devices, group, local_resolver(), shards_of(name, shards, shares))
 
 
 class CentralStorageStrategy(MirroredStrategy):

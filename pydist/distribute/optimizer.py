@@ -2,7 +2,7 @@
 
 from pydist._grad_mode import no_grad
 from pydist.distribute.context import here
-from pydist.distribute.reduce import ReduceOp, all_reduce
+from pydist.distribute.reduce import ReduceOp, add, all_reduce
 from pydist.distribute.strategy import joined_group, reduce_grads
 from pydist.optim.optimizer import Optimizer
 
@@ -89,3 +89,6 @@ class _Ranks:
 
     def __init__(self, group):
         self._group, self._count = group, group.size
+
+    def _sums(self, parts_of):
+        return add(parts_of, self._group)

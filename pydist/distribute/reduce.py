@@ -55,10 +55,44 @@ def all_reduce(group, tensors, scale=1.0):
     return tensors
 
 
-def add(parts_of, group):
-    """[the sum over all replicas] of tensors that are given as one list for each: its parts on the local replicas."""
+def add(parts_of, group, blocks=None):
+    """[the sum over all replicas] of tensors that are given as one list for each: its parts on the local replicas.
+    `blocks`: the replicas are logical shards, dealt out like this."""
     with no_grad():
-        return all_reduce(group, [tree_sum([part.detach() for part in parts]) for parts in parts_of])
+        parts_of = [[part.detach() for part in parts] for parts in parts_of]
+        if blocks is None:
+            return all_reduce(group, [tree_sum(parts) for parts in parts_of])
+        return _over_blocks(parts_of, group, blocks)
+
+
+def _over_blocks(parts_of, group, blocks):
+    """The sums in the order of the tree over all shards, whoever has them."""
+    found = [None] * len(parts_of)
+    for positions in same_kinds([parts[0] for parts in parts_of]):
+        kind = parts_of[positions[0]][0]
+        if not kind.is_floating_point():  # sums of integers have no order
+            totals = all_reduce(group, [tree_sum(parts_of[i]) for i in positions])
+        else:
+            totals = _floats_over_blocks([parts_of[i] for i in positions], group, blocks, kind.dtype)
+        for i, total in zip(positions, totals):
+            found[i] = total
+    return found
+
+
+def _floats_over_blocks(parts_of, group, blocks, dtype):
+    wide = dtype if dtype is _C.float64 else _C.float32
+    sums, first = [], 0
+    for _, size, rank, _ in blocks.table:
+        if rank == group.rank:
+            own = [tree_sum([part.to(wide) for part in parts[first : first + size]]) for parts in parts_of]
+            sums.append(_C.cat([total.flatten() for total in own]))
+            first += size
+    sums += [_C.zeros_like(sums[0])] * (blocks.parts - len(sums))
+    total = _C.cat(sums)
+    group.all_reduce(total, "sum", False, blocks=blocks)
+    shapes = [parts[0].shape for parts in parts_of]
+    each = total[: len(total) // blocks.parts].split([shape.numel() for shape in shapes])
+    return [flat.reshape(shape).to(dtype) for flat, shape in zip(each, shapes)]
 
 
 def gather_rows(group, part, rows):

@@ -13,13 +13,14 @@ import threading
 import traceback
 from contextlib import ExitStack, contextmanager
 from functools import reduce
+from time import perf_counter_ns
 
 from pydist import _C, _settings
 from pydist._grad_mode import no_grad
 from pydist.amp import autocast_mode
 from pydist.autograd import Function
 from pydist.distribute.context import caller, here
-from pydist.distribute.reduce import ReduceOp, add, tree_sum
+from pydist.distribute.reduce import ReduceOp
 from pydist.distribute.values import PerReplica, as_tensor, regroup
 from pydist.distributed._group import process_group
 from pydist.utils._pytree import tree_flatten, tree_map
@@ -61,7 +62,7 @@ class ReplicaContext:
     @property
     def devices(self):
         """The device of this replica, in a tuple."""
-        return (self._strategy._devices[self._local],)
+        return (self._strategy._devices[self._local % len(self._strategy._devices)],)
 
     def __enter__(self):
         self._before.append(here.replica)
@@ -121,7 +122,7 @@ class ReplicaContext:
     def _sums(self, op, leaves):
         def merge(values):
             _check_same([[(tuple(leaf.shape), leaf.dtype) for leaf in value] for value in values], "all_reduce")
-            totals = add(list(zip(*values)), self._strategy._group)
+            totals = self._strategy._sums(list(zip(*values)))
             if op is ReduceOp.MEAN:
                 totals = [total / self.num_replicas_in_sync for total in totals]
             return [totals] + [[total.clone() for total in totals] for _ in values[1:]]
@@ -183,7 +184,7 @@ class _Member:
         self.local, self._body = local, body
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self.request = self.answer = self.error = self.result = None
-        self.ended, self.where, self.failure = False, "", None
+        self.ended, self.where, self.failure, self.taken = False, "", None, 0  # ns
         self.thread = threading.Thread(target=self._run, name=f"replica {local}", daemon=True)
 
     def turn(self):
@@ -223,16 +224,16 @@ class _Member:
 
 
 class Crew:
-    """The replicas of one call of `run` in this process. `bodies`: a function of the ReplicaContext for each. `private`:
-    what each has of its own (Private, Round)."""
+    """The replicas of one call of `run` in this process. `bodies`: a function of the ReplicaContext for each. `numbers`: the
+    random numbers of logical shards, or None. `private`: what each has of its own (Private, Round)."""
 
-    def __init__(self, strategy, bodies, *private):
-        self._strategy, self._private, self._inherited = strategy, private, Inherited()
+    def __init__(self, strategy, bodies, numbers, *private):
+        self._strategy, self._private, self._inherited = strategy, private, Inherited(numbers)
         self.members = [_Member(i, self._as_replica(body)) for i, body in enumerate(bodies)]
 
     def _as_replica(self, body):
         def run(member):
-            replica = self._strategy._first_replica + member.local
+            replica = self._strategy._mine[member.local]
             context = ReplicaContext(self._strategy, replica, member, member.local)
             with self._inherited.entered(member.local, replica), context:
                 process_group._here.group = ReplicaGroup(context)
@@ -256,6 +257,8 @@ class Crew:
         for private in self._private:
             private.end()
         self._inherited.end()
+        if self._strategy._logical is not None and _C.is_grad_enabled():  # a step of a training
+            self._strategy._logical.times.extend(member.taken for member in self.members)
         return [member.result for member in self.members]
 
     def _round(self):
@@ -270,7 +273,9 @@ class Crew:
     def _take_turn(self, member):
         for private in self._private:
             private.enter(member.local)
+        begin = perf_counter_ns()
         member.turn()
+        member.taken += perf_counter_ns() - begin
         for private in self._private:
             private.leave(member.local)
 
@@ -292,7 +297,7 @@ class Crew:
         lines = []
         for member in self.members:
             at = "has returned without it" if member.ended else f"waits in {member.request[0]} at {member.where}"
-            lines.append(f"replica {self._strategy._first_replica + member.local} {at}")
+            lines.append(f"replica {self._strategy._mine[member.local]} {at}")
         return f"strategy.run: the replicas do not meet: {', '.join(lines)} (expected all of them at the same call)"
 
     def _stop(self, error):
@@ -307,18 +312,20 @@ class Inherited:
     """What belongs to a thread and the caller of `run` has set, for the replicas' threads: gradient mode, autocast,
     default device, strategies, random numbers."""
 
-    def __init__(self):
+    def __init__(self, numbers=None):
         if _C.is_inference_mode_enabled():
             raise RuntimeError("strategy.run: called in inference mode (expected no_grad)")
         self._grad, self._device = _C.is_grad_enabled(), _settings._default.device
         self._cast, self._scopes = {**vars(autocast_mode._state)}, list(here.scopes)
-        self._more, self._numbers = [carry() for carry in carriers], None
+        self._more, self._own, self._numbers = [carry() for carry in carriers], None, numbers
 
     @contextmanager
     def entered(self, local, replica):
         """For the thread of a replica."""
         _C._rng_own(True)  # begins with the caller's state
         _C._rng_shard(replica)
+        if self._numbers is not None:
+            self._numbers.begin(replica)
         _C.set_grad_enabled(self._grad)
         state, cast = autocast_mode._state, self._cast
         vars(state).update(cast, enabled=dict(cast["enabled"]), dtype=dict(cast["dtype"]))
@@ -331,11 +338,11 @@ class Inherited:
                 stack.enter_context(enter())
             yield
             if local == 0:
-                self._numbers = _C.get_rng_state()
+                self._own = _C.get_rng_state()
 
     def end(self):
         """For the caller, after the run: its random numbers go on after those of the first replica."""
-        _C.set_rng_state(self._numbers)
+        _C.set_rng_state(self._own)
 
 
 class ReplicaGroup:
@@ -353,9 +360,12 @@ class ReplicaGroup:
         group = self._context.strategy._group
 
         def merge(values):
-            totals = [_combined(parts, op) for parts in zip(*values)]
-            if group is not None:
-                group.all_reduce(totals, "sum" if op == "avg" else op, False)
+            if op in ("sum", "avg"):
+                totals = self._context.strategy._sums(list(zip(*values)))
+            else:
+                totals = [_combined(parts, op) for parts in zip(*values)]
+                if group is not None:
+                    group.all_reduce(totals, op, False)
             for value in values:
                 for mine, total in zip(value, totals):
                     mine.detach().copy_(total / self.size if op == "avg" else total)
@@ -377,8 +387,6 @@ _COMBINE = {"product": _C.mul, "min": _C.minimum, "max": _C.maximum}
 
 def _combined(parts, op):
     parts = [part.detach() for part in parts]
-    if op in ("sum", "avg"):
-        return tree_sum(parts)
     if op not in _COMBINE:
         raise NotImplementedError(
             f"distributed.all_reduce: op {op!r} over replicas that share a process (expected sum)"
@@ -411,14 +419,13 @@ class Private:
             p.grad = None
 
     def end(self):
-        """After the run: buffers have the mean of the replicas, integers the first one's value; gradients are the first
-        one's."""
+        """After the run: `values` has the replicas' values of each buffer; integers keep the first one's. Gradients are the
+        first one's."""
+        self.values = list(zip(*self._values))
         with no_grad():
-            for b, before, *values in zip(self._buffers, self._before, *self._values):
+            for b, before, values in zip(self._buffers, self._before, self.values):
                 b.data = before
-                if b.is_floating_point():
-                    b.copy_(tree_sum(values) / len(values))
-                else:
+                if not b.is_floating_point():
                     b.copy_(values[0])
         self._set_grads()
 

@@ -17,18 +17,20 @@ def bounds(rows, replicas):
 
 def rows_of(rows, strategy):
     """The bounds of this process's replicas."""
-    first = strategy._first_replica
-    return bounds(rows, strategy.num_replicas_in_sync)[first : first + len(strategy._devices)]
+    parts = bounds(rows, strategy.num_replicas_in_sync)
+    return [parts[replica] for replica in strategy._next[0]]
 
 
 class Share:
     """Who has which rows of one global batch: `rows` of each replica of this process, `total` of all replicas, `first`, the
-    number of the first replica that has any, and `by_rank`, the rows of each rank, or None."""
+    number of the first replica that has any, and `by_rank`, the rows of each rank, or None. `deal`: who has which logical
+    shards (strategy._take), or None."""
 
-    __slots__ = ("by_rank", "first", "replicas", "rows", "total")
+    __slots__ = ("by_rank", "deal", "first", "replicas", "rows", "total")
 
-    def __init__(self, rows, total, replicas, first, by_rank=None):
+    def __init__(self, rows, total, replicas, first, by_rank=None, deal=None):
         self.rows, self.total, self.replicas, self.first, self.by_rank = rows, total, replicas, first, by_rank
+        self.deal = deal
 
     def weight(self, local):
         """How often the mean over local replica `local`'s rows counts in a mean over all replicas."""
@@ -40,8 +42,10 @@ def share_of(rows, strategy):
     parts = bounds(rows, strategy.num_replicas_in_sync)
     counts = [last - first for first, last in parts]
     local, first = len(strategy._devices), next((r for r, n in enumerate(counts) if n), 0)
-    by_rank = [sum(counts[r : r + local]) for r in range(0, len(counts), local)]
-    return Share(counts[strategy._first_replica :][:local], rows, len(parts), first, by_rank)
+    own = [counts[replica] for replica in strategy._next[0]]
+    if strategy._logical is not None:
+        return Share(own, rows, len(parts), first, deal=strategy._next)
+    return Share(own, rows, len(parts), first, [sum(counts[r : r + local]) for r in range(0, len(counts), local)])
 
 
 def counted_share(rows, group):

@@ -8,8 +8,9 @@ from pydist import _C, _replicas
 from pydist._grad_mode import no_grad
 from pydist.distribute.cluster_resolver import SimpleClusterResolver
 from pydist.distribute.context import caller, here
+from pydist.distribute.logical import Numbers
 from pydist.distribute.options import ValueContext
-from pydist.distribute.reduce import ReduceOp, add, all_reduce, gather_rows, same_kinds, tree_sum
+from pydist.distribute.reduce import ReduceOp, add, gather_rows, same_kinds
 from pydist.distribute.replica import Crew, Private, ReplicaContext
 from pydist.distribute.survival import Survival, survives
 from pydist.distribute.values import DistributedValues, PerReplica, as_tensor, regroup, select
@@ -59,7 +60,7 @@ class Strategy:
 
     _is_set = False
 
-    def __init__(self, devices=("cpu:0",), group=None, resolver=None):
+    def __init__(self, devices=("cpu:0",), group=None, resolver=None, logical=None):
         name = type(self).__name__
         self._devices = tuple(device_of(device, name) for device in devices)
         if len(set(self._devices)) < len(self._devices):
@@ -71,11 +72,12 @@ class Strategy:
                 f"{len(self._devices)}`"
             )
         self._resolver = resolver
+        self._logical = logical  # None: each device of each process is a replica
         self._join(group)
         self._made, self._variables_made = [], Variables()  # modules and optimizers, by weak references; and variables
         self._known = 0  # how many of both have rank 0's values
         self._share = None  # of the batch on which the replicas make a step
-        self._survival = Survival(self) if group is not None and survives() else None
+        self._survival = Survival(self) if group is not None and logical is None and survives() else None
         self._followers = weakref.WeakSet()  # objects with a method `rejoin`, for a new group
         self.extended = StrategyExtended(self)
 
@@ -83,11 +85,40 @@ class Strategy:
         """Makes the ranks of `group` the replicas' processes."""
         world, rank = (1, 0) if group is None else (group.size, group.rank)
         self._group = group if world > 1 else None
-        self._first_replica = rank * len(self._devices)
-        self._count = world * len(self._devices)
-        self._context = ReplicaContext(self, self._first_replica)
+        local = len(self._devices)
+        self._count = world * local
+        if self._logical is not None:
+            self._logical.check(type(self).__name__, self._count)
+            self._count = self._logical.shards
+        self._next = (tuple(range(rank * local, (rank + 1) * local)), None)  # who has which rows of the next batch
+        self._deal_out()
+        self._deal = None  # that of the run under way, or of the last one
+        self._take(self._next)
         for follower in getattr(self, "_followers", ()):
             follower.rejoin()
+
+    def _deal_out(self):
+        if self._logical is not None:
+            self._next = self._logical.deal(self._group)
+
+    def deal_anew(self, now=False):
+        """Before a batch is divided, on all ranks: logical shards may go to faster ranks, in every 20th batch, or now."""
+        if self._logical is not None and self._group is not None and self._logical.measure(now):
+            self._deal_out()
+
+    def _take(self, deal):
+        """From now on these are the replicas of this process: their numbers, and the Blocks of logical shards or None."""
+        if deal is self._deal:
+            return
+        self._deal = deal
+        self._mine, self._blocks = deal
+        self._context = ReplicaContext(self, self._mine[0])
+        # Each rank has one replica, in their order: the ranks' sums are the sums over all replicas.
+        self._is_single = self._count == (1 if self._group is None else self._group.size)
+        if self._is_single and self._logical is not None:
+            table = () if self._blocks is None else self._blocks.table
+            self._is_single = not self._logical.measured and all(i == row[2] for i, row in enumerate(table))
+            self._blocks = None if self._is_single else self._blocks
 
     # Scope.
 
@@ -165,12 +196,14 @@ class Strategy:
         replica raises, or does not come to a merge that the others have come to, all of them get the error.
         """
         kwargs = kwargs or {}
+        if self._logical is not None:
+            self._take(self._next)
         self._check_values((args, kwargs))
 
         def body(i):
             return lambda: fn(*select(tuple(args), i), **select(kwargs, i))
 
-        return regroup(self._run([body(i) for i in range(len(self._devices))]))
+        return regroup(self._run([body(i) for i in range(len(self._mine))]))
 
     def _run(self, bodies, share=None):
         """The results of a function for each local replica. `share`: they make a step on a global batch, in which the mean
@@ -179,6 +212,8 @@ class Strategy:
             raise RuntimeError(
                 "strategy.run: called in a replica (expected outside the function that strategy.run calls)"
             )
+        if share is not None and share.deal is not None:
+            self._take(share.deal)
         params, buffers = [], []
         if self._count > 1 and share is None:
             params, buffers = self._synchronize()
@@ -186,16 +221,24 @@ class Strategy:
             params, buffers = self._variables(self._things())
         self._share = share
         try:
-            if len(bodies) > 1:
-                self._round = Round(self, share)
-                params += [v._value for v in self._variables_made.all() if v.trainable]
-                bodies = [lambda context, body=body: body() for body in bodies]
-                results = Crew(self, bodies, Private(params, buffers, len(bodies)), self._round).run()
-                self._merge_buffers(buffers)
-                return results
-            return [self._run_alone(bodies[0], buffers, share)]
+            with contextlib.nullcontext() if self._logical is None else Numbers() as numbers:
+                if not self._is_single:
+                    return self._run_crew(bodies, params, buffers, share, numbers)
+                if numbers is not None:
+                    numbers.begin(self._mine[0])
+                return [self._run_alone(bodies[0], buffers, share)]
         finally:
             self._share = None
+
+    def _run_crew(self, bodies, params, buffers, share, numbers):
+        """The results of the replicas of this process."""
+        self._round = Round(self, share)
+        params += [v._value for v in self._variables_made.all() if v.trainable]
+        bodies = [lambda context, body=body: body() for body in bodies]
+        private = Private(params, buffers, len(bodies))
+        results = Crew(self, bodies, numbers, private, self._round).run()
+        self._merge_buffers(buffers, private.values)
+        return results
 
     def _run_alone(self, body, buffers, share):
         """The result of the only replica of this process."""
@@ -217,29 +260,33 @@ class Strategy:
 
     def _check_values(self, tree):
         def look(leaf):
-            if isinstance(leaf, DistributedValues) and len(leaf.values) != len(self._devices):
+            if isinstance(leaf, DistributedValues) and len(leaf.values) != len(self._mine):
                 raise ValueError(
-                    f"strategy.run: got {len(leaf.values)} values by replica (expected {len(self._devices)}, as "
-                    "this process "
-                    "has replicas)"
+                    f"strategy.run: got {len(leaf.values)} values by replica (expected {len(self._mine)}, as "
+                    "this process has replicas)"
                 )
 
         tree_map(look, tree)
 
-    def _merge_buffers(self, buffers):
-        """Buffers that a run has changed get the mean over the ranks; integers keep rank 0's value."""
-        if self._group is None or not buffers:
-            return
+    def _merge_buffers(self, buffers, values=None):
+        """Buffers that a run has changed get the mean over all replicas; integers keep the first replica's value.
+        `values`: a list by local replica for each buffer; None: the buffers themselves."""
+        floats = [i for i, b in enumerate(buffers) if b.is_floating_point()]
+        parts = [[buffers[i]] if values is None else values[i] for i in floats]
         with no_grad():
-            floats = [b.detach() for b in buffers if b.is_floating_point()]
-            for positions in same_kinds(floats):
-                self._group.all_reduce([floats[i] for i in positions], "avg", False)
+            for i, total in zip(floats, self._sums(parts) if self._count > 1 else ()):
+                buffers[i].detach().copy_(total / self._count)
+
+    def _sums(self, parts_of):
+        """[the sum over all replicas] of tensors that are given as one list for each: its parts on the local
+        replicas. All ranks get the same bits."""
+        return add(parts_of, self._group, self._blocks)
 
     # Values.
 
     def experimental_local_results(self, value):
         """The values of this process's replicas, as a tuple."""
-        return value.values if isinstance(value, DistributedValues) else (value,) * len(self._devices)
+        return value.values if isinstance(value, DistributedValues) else (value,) * len(self._mine)
 
     def _parts(self, value, op):
         return [as_tensor(part, op) for part in self.experimental_local_results(value)]
@@ -258,7 +305,7 @@ class Strategy:
     def _reduced(self, op, value, axis):
         parts = self._parts(value, "reduce")
         if axis is None:
-            total = add([parts], self._group)[0]
+            total = self._sums([parts])[0]
             return total / self._count if op is ReduceOp.MEAN else total
         if parts[0].dim() == 0:
             raise ValueError(f"reduce: axis={axis} of a value without dimensions (expected axis=None)")
@@ -267,7 +314,7 @@ class Strategy:
             counted = _C.tensor([rows], dtype=_C.int64)
             self._group.all_reduce(counted, "sum", False)
             rows = counted.item()
-        total = add([[part.sum(axis) for part in parts]], self._group)[0]
+        total = self._sums([[part.sum(axis) for part in parts]])[0]
         return total / rows if op is ReduceOp.MEAN else total
 
     def gather(self, value, axis):
@@ -287,15 +334,27 @@ class Strategy:
             sizes = [None] * self._group.size
             from pydist.distributed._ops.objects import all_gather_object
 
-            all_gather_object(sizes, (tuple(own.shape), str(own.dtype)), self._group)
-            for rank, (shape, dtype) in enumerate(sizes):
-                if (shape[1:], dtype) != (sizes[0][0][1:], sizes[0][1]):
+            rows = [part.shape[axis] for part in parts]
+            all_gather_object(sizes, (tuple(own.shape[1:]), str(own.dtype), rows, self._mine), self._group)
+            for rank, (shape, dtype, _, _) in enumerate(sizes):
+                if (shape, dtype) != sizes[0][:2]:
                     raise ValueError(
-                        f"gather: rank 0 has rows of {sizes[0][0][1:]}, {sizes[0][1]}, rank {rank} of "
-                        f"{shape[1:]}, {dtype} "
+                        f"gather: rank 0 has rows of {sizes[0][0]}, {sizes[0][1]}, rank {rank} of {shape}, {dtype} "
                         "(expected the same)"
                     )
-            return gather_rows(self._group, own, [shape[0] for shape, _ in sizes]).movedim(0, axis)
+            found = gather_rows(self._group, own, [sum(rows) for _, _, rows, _ in sizes])
+            return self._in_order(found, [rows for _, _, rows, _ in sizes], [mine for *_, mine in sizes]).movedim(
+                0, axis
+            )
+
+    @staticmethod
+    def _in_order(found, rows_of, replicas_of):
+        """The rows that ranks have given, which are those of their replicas, in the order of the replicas."""
+        replicas = [replica for mine in replicas_of for replica in mine]
+        if replicas == sorted(replicas):
+            return found
+        parts = found.split([n for rows in rows_of for n in rows])
+        return _C.cat([part for _, part in sorted(zip(replicas, parts), key=lambda pair: pair[0])])
 
     def _check_cross(self, op):
         if here.replica is not None and self._count > 1 and here.replica.strategy is self:
@@ -305,8 +364,7 @@ class Strategy:
 
     def experimental_distribute_values_from_function(self, value_fn):
         """The values that value_fn(ValueContext) gives for this process's replicas."""
-        first = self._first_replica
-        values = [value_fn(ValueContext(first + i, self._count)) for i in range(len(self._devices))]
+        values = [value_fn(ValueContext(replica, self._count)) for replica in self._mine]
         return values[0] if len(values) == 1 else PerReplica(values)
 
     # Data.
@@ -335,7 +393,7 @@ class Strategy:
         return self._resolver
 
     def __repr__(self):
-        return f"{type(self).__name__}(replica {self._first_replica} of {self._count}, {', '.join(self._devices)})"
+        return f"{type(self).__name__}(replica {self._mine[0]} of {self._count}, {', '.join(self._devices)})"
 
 
 def default():
@@ -398,9 +456,7 @@ class StrategyExtended:
     def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
         """reduce_to for each (value, destination), with one collective for each dtype."""
         strategy, op = self._strategy, ReduceOp.from_name(reduce_op)
-        totals = add(
-            [strategy._parts(value, "batch_reduce_to") for value, _ in value_destination_pairs], strategy._group
-        )
+        totals = strategy._sums([strategy._parts(value, "batch_reduce_to") for value, _ in value_destination_pairs])
         return [total / strategy._count if op is ReduceOp.MEAN else total for total in totals]
 
     def colocate_vars_with(self, colocate_with_variable):
@@ -468,15 +524,13 @@ def reduce_grads(params, grads, strategy, op=ReduceOp.SUM):
     share = getattr(strategy, "_share", None)
     weights = [1.0] * len(grads) if share is None else [share.weight(local) for local in range(len(grads))]
     with no_grad():
-        totals, there = [], []
-        for p, *parts in zip(params, *grads):
-            parts = [_weighted(part.detach(), w) for part, w in zip(parts, weights) if part is not None]
-            there.append(float(bool(parts)))
-            totals.append(tree_sum(parts) if parts else _C.zeros_like(p))
-        if strategy._group is not None:
-            there = _C.tensor(there, dtype=_C.float32)
-            all_reduce(strategy._group, [*totals, there])
-            there = there.tolist()
+        there = [[float(part is not None) for part in parts] for parts in grads]
+        parts_of = [
+            [_C.zeros_like(p) if part is None else _weighted(part.detach(), w) for part, w in zip(parts, weights)]
+            for p, *parts in zip(params, *grads)
+        ]
+        *totals, there = strategy._sums([*parts_of, [_C.tensor(flags, dtype=_C.float32) for flags in there]])
+        there = there.tolist()
         if op is ReduceOp.MEAN or share is not None:
             totals = [total.mul_(1 / strategy._count) for total in totals]
     return [total if has else None for total, has in zip(totals, there)]

@@ -10,7 +10,6 @@ import weakref
 
 from pydist._grad_mode import no_grad
 from pydist.distribute.context import here
-from pydist.distribute.reduce import all_reduce, tree_sum
 
 __all__ = ["Round", "Variables", "assigned"]
 
@@ -83,7 +82,8 @@ class Round:
 
     def __init__(self, strategy, share=None):
         self._strategy, self._share = strategy, share
-        self._first, self._locals = strategy._first_replica, range(len(strategy._devices))
+        self._replicas, self._locals = strategy._mine, range(len(strategy._mine))
+        self._apart = not strategy._is_single  # replicas are threads (replica.py), each with values of its own
         self._own = [{} for _ in self._locals]  # of several local replicas: {id: (variable, its data)}
         variables = strategy._variables_made.changed_by_replicas()
         self._sums = [v for v in variables if v.aggregation == "sum"]
@@ -94,14 +94,14 @@ class Round:
 
     @no_grad()
     def _begin(self):
-        if len(self._locals) > 1:
+        if self._apart:
             self._starts = [v._value.data for v in self._sums]
             for local in self._locals:
-                if self._first + local:
+                if self._replicas[local]:
                     self._own[local] = {id(v): (v, v._value.new_zeros(v._value.shape)) for v in self._sums}
             return
         self._starts = [v._value.data.clone() for v in self._sums]
-        for v in self._sums if self._first else ():
+        for v in self._sums if self._replicas[0] else ():
             v._value.data.zero_()
 
     # Several replicas of this process.
@@ -128,7 +128,7 @@ class Round:
     @no_grad()
     def undo(self):
         """After a failed run: sums are as before, and all variables where survivors of a death repeat it."""
-        for v, start in zip(self._sums, self._starts) if len(self._locals) == 1 else ():
+        for v, start in zip(self._sums, self._starts) if not self._apart else ():
             v._value.data.copy_(start)
         for v, kept in zip(self._others, self._kept):
             v._value.data.copy_(kept)
@@ -139,14 +139,14 @@ class Round:
         changed = self._changed()
         parts = [self._sum_parts(v, start) for v, start in zip(self._sums, self._starts)]
         parts += [self._mean_parts(v) for v in changed]
-        totals = all_reduce(self._strategy._group, [part[0] if len(part) == 1 else tree_sum(part) for part in parts])
+        totals = self._strategy._sums(parts)
         for v, total in zip([*self._sums, *changed], totals):
             if v._value.data_ptr() != total.data_ptr():
                 v._value.data.copy_(total)
 
     def _changed(self):
         """The variables that are not sums and have changed, without those that all replicas have changed alike."""
-        if len(self._locals) == 1:
+        if not self._apart:
             changes = zip(self._others, self._were)
             found = [v for v, (tensor, version) in changes if v._value is not tensor or tensor._version != version]
         else:
@@ -154,13 +154,13 @@ class Round:
             found = list({i: v for own in self._own for i, (v, _) in own.items() if i not in sums}.values())
         combined = [v for v in found if v.aggregation == "only_first_replica" or
                     v._value.is_floating_point() and _is_combined(v)]  # fmt: skip
-        for v in found if len(combined) < len(found) and len(self._locals) > 1 else ():
+        for v in found if len(combined) < len(found) and self._apart else ():
             v._value.data.copy_(self._values(v)[0])
         return combined
 
     def _values(self, v):
         """The variable's data by local replica."""
-        if len(self._locals) == 1:
+        if not self._apart:
             return [v._value.data]
         return [own[id(v)][1] if id(v) in own else v._value.data for own in self._own]
 
@@ -169,13 +169,13 @@ class Round:
         values = self._values(v)
         for local in self._locals:
             if self._share is not None and not self._share.rows[local]:
-                values[local] = start if self._first + local == 0 else values[local].zero_()
+                values[local] = start if self._replicas[local] == 0 else values[local].zero_()
         return values
 
     def _mean_parts(self, v):
         if v.aggregation == "only_first_replica":
             source = 0 if self._share is None else self._share.first
-            weights = [float(self._first + local == source) for local in self._locals]
+            weights = [float(replica == source) for replica in self._replicas]
         elif self._share is None:
             weights = [1 / self._strategy._count for _ in self._locals]
         else:

@@ -5,7 +5,8 @@ import re
 
 from pydist import _C
 from pydist.distribute.cluster_resolver import ClusterResolver, TFConfigClusterResolver, check_host, check_launcher
-from pydist.distribute.mirrored import check_shards, local_devices
+from pydist.distribute.logical import shards_of
+from pydist.distribute.mirrored import local_devices
 from pydist.distribute.options import CommunicationOptions
 from pydist.distribute.strategy import Strategy, joined_group, local_resolver
 from pydist.distributed._group import process_group
@@ -67,12 +68,11 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     The first to make a strategy waits for the others, up to communication_options.timeout_seconds (300); then it
     raises CommTimeout, which names the tasks that have not come. The chief, or worker 0, listens at its address; on
-    several hosts PYDIST_SECRET_FILE names a secret that all of them share.
+    several hosts PYDIST_SECRET_FILE names a secret that all of them share. shards, shares: see MirroredStrategy.
     """
 
     def __init__(self, cluster_resolver=None, communication_options=None, *, shards=None, shares="even"):
         name = type(self).__name__
-        check_shards(name, shards, shares)
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise TypeError(
                 f"{name}: cluster_resolver is {type(cluster_resolver).__name__} (expected a ClusterResolver)"
@@ -84,4 +84,4 @@ class MultiWorkerMirroredStrategy(Strategy):
         else:
             group, resolver = joined_group(), local_resolver()
         devices = ["CPU:0"] if group is None and resolver.task_type == "evaluator" else local_devices()
-        super().__init__(devices, group, resolver)
+        super().__init__(devices, group, resolver, shards_of(name, shards, shares))

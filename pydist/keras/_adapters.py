@@ -15,7 +15,7 @@ from pydist import _C
 from pydist.data import Dataset
 from pydist.distribute.context import get_strategy
 from pydist.distribute.input import DistributedDataset, DistributedDatasetsFromFunction, RankZeroDraws
-from pydist.distribute.shares import bounds, share_of
+from pydist.distribute.shares import rows_of, share_of
 from pydist.distributed._ops.agreement import check_agreement
 from pydist.utils._pytree import tree_flatten, tree_map
 from pydist.utils.data import DataLoader, DistributedSampler
@@ -43,31 +43,30 @@ def divided(data, strategy):
         first, last = (first, last) if first < last else (0, 1)
         return tree_map(lambda leaf: None if leaf is None else leaf[first:last], data)
 
-    return Part([cut(*mine) for mine in _mine(rows, strategy)], share_of(rows, strategy))
-
-
-def _mine(rows, strategy):
-    """The bounds of this process's replicas."""
-    return bounds(rows, strategy.num_replicas_in_sync)[strategy._first_replica :][: len(strategy._devices)]
+    return Part([cut(*mine) for mine in rows_of(rows, strategy)], share_of(rows, strategy))
 
 
 class _MySampler:
     """The rows of this process's replicas in each batch of a sampler: a list for each replica. `shares` gets who has how
-    many."""
+    many. ahead: a worker takes batches before their step."""
 
-    def __init__(self, sampler, strategy):
-        self.sampler, self.strategy, self.shares = sampler, strategy, deque()
+    def __init__(self, sampler, strategy, ahead):
+        self.sampler, self.strategy, self.ahead, self.shares = sampler, strategy, ahead, deque()
 
     def __iter__(self):
         draws = nullcontext() if self.strategy._group is None else RankZeroDraws(self.strategy)
         batches = iter(self.sampler)
+        if self.ahead:
+            self.strategy.deal_anew(now=True)
         while True:
+            if not self.ahead:
+                self.strategy.deal_anew()
             with draws:
                 batch = next(batches, None)
             if batch is None:
                 return
             self.shares.append(share_of(len(batch), self.strategy))
-            for first, last in _mine(len(batch), self.strategy):
+            for first, last in rows_of(len(batch), self.strategy):
                 yield batch[first:last] or batch[:1]
 
 
@@ -79,13 +78,13 @@ class _MyRows:
 
     def __iter__(self):
         loader = copy.copy(self._loader)
-        loader.batch_sampler = sampler = _MySampler(loader.batch_sampler, self._strategy)
+        loader.batch_sampler = sampler = _MySampler(loader.batch_sampler, self._strategy, loader.num_workers > 0)
         return self._parts(iter(loader), sampler.shares)  # draws as many numbers as one replica's, and as early
 
     def _parts(self, batches, shares):
         for batch in batches:
-            others = [next(batches) for _ in self._strategy._devices[1:]]
-            yield Part([batch, *others], shares.popleft())
+            share = shares.popleft()
+            yield Part([batch, *(next(batches) for _ in share.rows[1:])], share)
 
 
 class _Parts:
@@ -173,6 +172,11 @@ def _longest(batches, group):
 def _loader_of(source, strategy):
     """What gives the Parts of a source of global batches."""
     if isinstance(source, DataLoader) and source.batch_sampler is not None:
+        if strategy._logical is not None and isinstance(source.sampler, DistributedSampler):
+            raise ValueError(
+                "fit, evaluate or predict: a loader with a DistributedSampler under a strategy with logical shards "
+                "(expected one of global batches, whose rows the strategy divides)"
+            )
         if strategy._group is not None and _is_own(source):
             return _Parts(strategy.distribute_datasets_from_function(_PreSharded(source)))
         return _MyRows(source, strategy)

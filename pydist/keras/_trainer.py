@@ -13,7 +13,7 @@ import warnings
 import pydist
 from pydist import _C
 from pydist.distribute.context import default_strategy, get_strategy, here
-from pydist.distribute.reduce import all_reduce, gather_rows, tree_sum
+from pydist.distribute.reduce import gather_rows
 from pydist.distribute.server import ParameterServerStrategy
 from pydist.distribute.shares import counted_share
 from pydist.distribute.survival import event
@@ -91,7 +91,7 @@ class Steps:
     @contextlib.contextmanager
     def _reducing(self, variables, part):
         """In this block a backward on a rank sums gradients over all ranks, while it runs."""
-        if self.strategy._group is None or len(self.strategy._devices) > 1 or not variables:
+        if self.strategy._group is None or not self.strategy._is_single or not variables:
             yield
             return
         if self._reducer is None:
@@ -116,7 +116,7 @@ class Steps:
         with pydist.no_grad():
             parts = [[_counted(result[key], part.share, i) for i, result in enumerate(results)] for key in keys]
             parts += [[_C.tensor(float(key in result.of_metrics)) for result in results] for key in keys]
-            totals = all_reduce(self.strategy._group, [tree_sum(part) for part in parts])
+            totals = self.strategy._sums(parts)
         means, votes = totals[: len(keys)], totals[len(keys) :]
         replicas = self.strategy.num_replicas_in_sync
         found = {k: combined[k] if vote.item() == replicas else mean for k, mean, vote in zip(keys, means, votes)}

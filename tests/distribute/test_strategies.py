@@ -475,8 +475,6 @@ def test_wrong_places():
             MirroredStrategy(devices)
     with pytest.raises(NotImplementedError, match="no TPU backend"):
         distribute.TPUStrategy()
-    with pytest.raises(NotImplementedError, match="shards=4"):
-        MirroredStrategy(shards=4)
 
 
 def test_contexts():

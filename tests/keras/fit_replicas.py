@@ -830,3 +830,51 @@ def test_tensorboard(tmp_path):
         assert b"evaluation_loss_vs_iterations" in validation
         assert train.count(b"batch_loss") == 4  # every second one of 8
     assert not (tmp_path / "rank1").exists()
+
+
+# Logical shards.
+
+
+@pytest.mark.parametrize("shares", ["even", "measured"])
+def test_logical_shards_have_one_result(shares):
+    """fit, evaluate and predict give the same bits on any number of devices and ranks, also where a batch has fewer rows
+    than there are shards; so do a shuffle, dropout, batch norm, masks' sums over all shards, and data sets of all kinds."""
+
+    def work(strategy):
+        pydist.manual_seed(7)
+        x, y = data(131)
+        with strategy.scope():
+            parts = [
+                layers.Dense(8, kernel_initializer=seed(1), kernel_regularizer="l2"),
+                layers.BatchNormalization(),
+                layers.Dropout(0.3),
+                layers.Dropout(0.1, seed=2),
+            ]
+            model = keras.Sequential([keras.Input((12,)), *parts, layers.Dense(4, kernel_initializer=seed(2))])
+            compiled(model, weighted_metrics=["accuracy"])
+        assert strategy.num_replicas_in_sync == 4
+        logs = [model.fit(x, y, 32, epochs=2, verbose=0, validation_data=(x, y)).history]
+        weights = np.linspace(0, 1, 131)
+        logs += [model.evaluate(x, y, 32, verbose=0, sample_weight=weights), model.train_on_batch(x[:2], y[:2])]
+        batches = Dataset.from_tensor_slices((x, y)).shuffle(131, seed=1).batch(50)
+        logs += [model.fit(batches, verbose=0).history]
+        loader = DataLoader(TensorDataset(pydist.tensor(x), pydist.tensor(y)), batch_size=40, shuffle=True)
+        logs += [model.fit(loader, verbose=0).history, model.predict(x, 32, verbose=0)]
+        return logs, model.get_weights(), [v.numpy() for v in model.optimizer.variables]
+
+    found = [work(MirroredStrategy(cpus(1), shards=4)), work(MirroredStrategy(cpus(2), shards=4))]
+    for count in (2, 3, 4) if shares == "even" else (2,):
+        found += ranks(count, lambda rank: work(MirroredStrategy(shards=4, shares=shares)), timeout=120)
+    assert all(same(one, found[0]) for one in found[1:])
+
+
+def test_a_loader_of_one_rank_is_refused_with_logical_shards():
+    def work(rank):
+        x, y = data(64)
+        with MirroredStrategy(shards=4).scope():
+            model = mlp()
+        rows = TensorDataset(pydist.tensor(x), pydist.tensor(y))
+        model.fit(DataLoader(rows, batch_size=8, sampler=DistributedSampler(rows)), verbose=0)
+
+    with pytest.raises(pydist.testing.RankFailed, match="a loader with a DistributedSampler under a strategy with"):
+        ranks(2, work)

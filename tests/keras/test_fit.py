@@ -120,3 +120,24 @@ def test_the_loop_of_tensorflows_tutorial(tmp_path):
     assert code == 0, err
     for lines in (threads, *([line[4:] for line in out.splitlines() if line.startswith(f"[{r}]")] for r in (0, 1))):
         assert [line[1:] for line in lines] == [line[1:] for line in expected], (lines, expected)
+
+
+@pytest.mark.slow
+def test_one_sha_of_logical_shards():
+    """Four logical shards on 1, 2 and 4 replicas of a process, 1, 2 and 4 ranks, 2 workers of TF_CONFIG, and 2 ranks of which
+    one takes twice the time and gives shards away."""
+    file = Path(__file__).with_name("shard_worlds.py")
+    outputs = [
+        subprocess.run([sys.executable, file, *args], capture_output=True, text=True, timeout=within(200))
+        for args in (("1", "2", "4"), ("workers",))
+    ]
+    assert all(done.returncode == 0 for done in outputs), outputs
+    lines = [line for done in outputs for line in done.stdout.splitlines()]
+    for world, how in ((1, "ranks"), (2, "ranks"), (4, "ranks"), (2, "slowed")):
+        code, out, err, _ = launch("--nproc-per-node", world, file, how, timeout=within(200))
+        assert code == 0, out + err
+        said = [line[line.find("]") + 1 :].strip() for line in out.splitlines()]  # without the rank
+        lines += [line for line in said if line.startswith(("mlp", "convnet"))]
+    assert len(lines) == 2 * (3 + 2 + 1 + 2 + 4 + 2) and len(set(lines)) == 2, lines
+    speed = float(said[-1].split()[1])
+    assert said[-1].endswith("of the best split's") and speed >= 0.9, said

@@ -36,12 +36,12 @@ class Logical:
         return self.blocks().of_rank(process_group.current().rank)
 
 
-def checked(op, shards):
+def checked(op, shards, name="logical_shards"):
     """`shards` if it can be a number of logical shards, or None."""
     if shards is None:
         return None
     if not isinstance(shards, int) or isinstance(shards, bool) or not 1 <= shards <= LARGEST or shards & (shards - 1):
-        raise ValueError(f"{op}: logical_shards is {shards!r} (expected a power of two, 1 to {LARGEST})")
+        raise ValueError(f"{op}: {name} is {shards!r} (expected a power of two, 1 to {LARGEST})")
     return shards
 
 

@@ -111,8 +111,16 @@ def recover(transaction, attempt=None):
             continue
 
 
-def _balance(logical, models):
-    """Gives the ranks shares by the times that they have taken for a shard. Every rank calls it."""
+def _shares(shards, ranks, times, least):
+    """Shares by the times for a shard, of at least `least` (0 or 1) shards."""
+    while min(shares := _C.share_shards(shards, ranks, times)) < least:
+        times = [t if q else max(1, t // 2) for q, t in zip(shares, times)]
+    return shares
+
+
+def deal_by_speed(logical, models=(), least=0):
+    """Gives the ranks shares by the times that they have taken for a shard. Every rank calls it. Returns whether the shares
+    have changed."""
     group = process_group.current()
     mine = int(statistics.median(logical.times)) if logical.times else 0
     times = pydist.zeros(group.size, dtype=pydist.int64, device="cpu")
@@ -123,7 +131,7 @@ def _balance(logical, models):
         return False
     times = [t or max(known) for t in times]  # a rank without shards shows no speed: let it try
     scaled = [max(1, min(1023, round(t * 100 / min(times)))) for t in times]
-    shares = _C.share_shards(logical.shards, group.size, scaled)
+    shares = _shares(logical.shards, group.size, scaled, least)
     before = [len(logical.blocks().of_rank(rank)) for rank in range(group.size)]
     if max(q * t for q, t in zip(shares, scaled)) >= WORTH * max(q * t for q, t in zip(before, scaled)):
         return False
@@ -162,6 +170,6 @@ def attempts(transaction, loader, accumulate, count, overlap, balance):
         loop._made()
         if balance and logical.step % EVERY == 0:
             try:
-                _balance(logical, attempt._models)
+                deal_by_speed(logical, attempt._models)
             except _C.PeerFailed:
                 recover(transaction)
