@@ -12,7 +12,7 @@ enum { HOMES = 3 }; /* the first part of the sums, the second one, the stack's l
 
 struct pd_turns {
     pd_blocks *blocks;  /* [strong] */
-    bool plain;         /* each rank has one shard, on a CPU: the group's all_reduce is the tree over shards */
+    bool plain;         /* each rank has one shard: what the ranks add up are leaves, in the parameters' dtype */
     pd_flat wide;       /* sums for parameters of 16 bits; unused: the reducer's own memory has the sums */
     pd_stack stack;
     int own;            /* shards of this rank */
@@ -55,7 +55,7 @@ static pd_status allocate(pd_reducer *r, pd_turns *t) {
         most = b->size > most ? b->size : most;
         t->own += b->size;
     }
-    t->plain = t->blocks->shards == pd_group_size(r->group) && t->blocks->count == t->blocks->shards && on_host(r);
+    t->plain = t->blocks->shards == pd_group_size(r->group) && t->blocks->count == t->blocks->shards;
     for (int i = 0; i < t->blocks->count; i++) t->plain &= t->blocks->of[i].rank == i;
     bool wide = !t->plain && has_halves(&r->layout);
     pd_flat_kind sums = {PD_DDP, r->n, t->blocks->parts, wide}, own = {PD_DDP, 0, 1, false};
@@ -276,7 +276,8 @@ pd_status pd_turns_all_reduce(pd_reducer *r, int b, int64_t count, pd_work **wor
     void *data = sums->buckets[b].data;
     pd_dtype dtype = pd_flat_dtype(sums, b);
     double scale = 1.0 / t->blocks->shards;
-    if (t->plain) return pd_group_all_reduce(r->group, data, count, dtype, PD_REDUCE_SUM, scale, r->site, work);
+    if (t->plain && on_host(r)) /* whose order is the tree's */
+        return pd_group_all_reduce(r->group, data, count, dtype, PD_REDUCE_SUM, scale, r->site, work);
     pd_status status = pd_device_enter(r->device, &was);
     PD_THEN(pd_group_all_reduce_blocks(r->group, data, pd_flat_apart(sums, b), count, dtype, t->blocks, scale, r->site,
                                        work));

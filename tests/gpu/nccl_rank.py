@@ -547,13 +547,19 @@ def sums_of_blocks():
                 assert all(work.wait() for work in works)
                 for what, (a, b) in {"all": (on_cpu[0], on_gpu[0]), "part": out}.items():
                     assert a.numpy().tobytes() == b.cpu().numpy().tobytes(), (shards, shares, n, dtype, what)
+            for half in (pydist.float16, pydist.bfloat16) if shards == size else ():  # leaves
+                on_cpu = pydist.from_numpy(numbers[0]).to(half)
+                on_gpu = on_cpu.cuda()
+                group.all_reduce(on_cpu, scale=0.125)
+                group.all_reduce(on_gpu, scale=0.125, blocks=blocks)
+                assert on_cpu.view(pydist.int16).tolist() == on_gpu.cpu().view(pydist.int16).tolist(), (half, n)
     return "same"
 
 
 def reduced_shards(dtype):
     """The reducer's gradients have the bits of NumPy's sums of the leaves, in the order of the tree."""
     dtype, rank = getattr(pydist, dtype), dist.get_rank()
-    want = {8: shard_sums.expected(8, 1, dtype, "cuda")}
+    want = {shards: shard_sums.expected(shards, 1, dtype, "cuda") for shards in (2, 8)}
     for shards, shares in TABLES[dist.get_world_size()]:
         if shards not in want:
             continue

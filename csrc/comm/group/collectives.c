@@ -65,7 +65,8 @@ static pd_status sum_of_blocks(pd_group *g, pd_collective coll, const void *in, 
                                pd_dtype dtype, pd_blocks *b, double scale, uint64_t site, pd_work **work) {
     const char *op = pd_collective_names[coll];
     PD_TRY(check_data(op, count, dtype));
-    if (dtype != PD_F32 && dtype != PD_F64)
+    const bool leaves = b->count == b->shards && pd_device_here->kind != PD_DEVICE_CPU;
+    if (dtype != PD_F32 && dtype != PD_F64 && !(leaves && (dtype == PD_F16 || dtype == PD_BF16)))
         return pd_fail(PD_E_DTYPE, "%s: sums of logical shards are %s (expected float32 or float64)", op,
                        pd_dtype_name(dtype));
     if (b->ranks != g->size)

@@ -85,7 +85,8 @@ pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dt
 /* The same sum over logical shards, dealt out to the ranks as the table says (algo/blocks.h): a rank has the sums of
    its blocks, in float32 or float64, the first one in buf, a second one `apart` bytes behind it. A rank without a
    block only gets the result. All ranks give the same table and distance. The bits are those of a tree over the
-   shards, whatever the table, on GPUs, too. Cost: that of all_reduce, with the bytes of as many inputs as the rank has
+   shards, whatever the table, on GPUs, too. There the sums may be float16 or bfloat16 if each block is one shard; they
+   are added in float32 and rounded once. Cost: that of all_reduce, with the bytes of as many inputs as the rank has
    blocks. */
 pd_status pd_group_all_reduce_blocks(pd_group *g, void *buf, size_t apart, int64_t count, pd_dtype dtype, pd_blocks *b,
                                      double scale, uint64_t site, pd_work **work);
