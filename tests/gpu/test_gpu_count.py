@@ -88,6 +88,21 @@ def test_a_residual_block_adds_in_the_norms_kernels():
     assert not any(name.startswith("add") for name in found)
 
 
+def test_sums_of_logical_shards_read_each_level_once():
+    p = pydist.nn.Parameter(cuda(1000))
+    reducer = _C.Reducer([p], ["p"], pydist.distributed.group.WORLD, 1 << 20, 1 << 20, _C.Blocks(4, [4]))
+
+    def step():
+        for k in range(4):
+            reducer.open_shard(k)
+            reducer.last_backward()
+            (p * p).sum().backward()
+            reducer.close_shard()
+
+    # Shards 0 and 2 are written where they belong, 1 is added to one level, 3 to two.
+    assert kinds_of(step)["sum in order float32"] == (2, (2 + 3) * 4000, 2 * 4000)
+
+
 def test_what_is_made_in_passing_needs_no_kernel():
     """Under autocast: casts of norms' results and of the stream's gradient, sums for biases."""
     x = cuda(50, 24).requires_grad_()
