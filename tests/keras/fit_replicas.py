@@ -868,6 +868,33 @@ def test_logical_shards_have_one_result(shares):
     assert all(same(one, found[0]) for one in found[1:])
 
 
+def test_a_run_with_logical_shards_goes_on_with_another_number_of_ranks(tmp_path):
+    def work(strategy, name, at=100):
+        pydist.set_rng_state((7, 0, 0))
+        x, y = data(300)
+        with strategy.scope():
+            parts = [
+                layers.Dense(8, kernel_initializer=seed(1)),
+                layers.BatchNormalization(),
+                layers.Dropout(0.3),
+            ]
+            model = keras.Sequential([keras.Input((12,)), *parts, layers.Dense(4, kernel_initializer=seed(2))])
+            compiled(model)
+        callbacks = [keras.callbacks.BackupAndRestore(tmp_path / name, save_freq=3, delete_checkpoint=False)]
+        interrupt = _Interrupt(at)
+        try:
+            model.fit(x, y, BATCH, epochs=3, verbose=0, callbacks=[*callbacks, interrupt])
+        except InterruptedError:
+            return None
+        return at - interrupt.left, model.get_weights(), [v.numpy() for v in model.optimizer.variables]
+
+    steps, *whole = work(MirroredStrategy(shards=4), "whole")
+    assert ranks(2, lambda rank: work(MirroredStrategy(shards=4), "parts", at=5)) == [None, None]
+    assert ranks(3, lambda rank: work(MirroredStrategy(shards=4), "parts", at=7)) == [None] * 3
+    rest, *parts = work(MirroredStrategy(cpus(2), shards=4), "parts")
+    assert steps == 15 and rest < 12 and same(parts, whole)  # the first run had a backup after 3 steps
+
+
 def test_a_loader_of_one_rank_is_refused_with_logical_shards():
     def work(rank):
         x, y = data(64)
