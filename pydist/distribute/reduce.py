@@ -61,8 +61,16 @@ def add(parts_of, group, blocks=None):
     with no_grad():
         parts_of = [[part.detach() for part in parts] for parts in parts_of]
         if blocks is None:
-            return all_reduce(group, [tree_sum(parts) for parts in parts_of])
+            return all_reduce(group, [_local_sum(parts) for parts in parts_of])
         return _over_blocks(parts_of, group, blocks)
+
+
+def _local_sum(parts):
+    """The tree_sum, rounded once, as the engine does it over ranks."""
+    dtype = parts[0].dtype
+    if len(parts) == 1 or not dtype.is_floating_point or dtype.itemsize > 2:
+        return tree_sum(parts)
+    return tree_sum([part.float() for part in parts]).to(dtype)
 
 
 def _over_blocks(parts_of, group, blocks):

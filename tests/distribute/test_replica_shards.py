@@ -152,6 +152,8 @@ def test_values_of_shards():
             strategy.gather(drawn, 0),
             strategy.gather(masks, 0),
         ]
+        halves = strategy.run(lambda: pydist.randn(50).bfloat16())  # their sum is rounded once
+        seen.append(strategy.reduce("SUM", halves, axis=None).float())
         return [value.tolist() if isinstance(value, pydist.Tensor) else value for value in [*seen, pydist.rand(2)]]
 
     pydist.manual_seed(3)
