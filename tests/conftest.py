@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,9 @@ def pytest_runtest_makereport(item, call):
 
 def _counts():
     gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("pydist-data-"):  # its pipeline was closed while it computed its last element
+            thread.join(60)
     _C.trim()
     return _C.live(), _C.cached()
 

@@ -9,7 +9,7 @@ from pydist.data.dataset import Dataset
 from pydist.data.files import CSV, LINES, paths_of
 from pydist.data.records import of_files
 from pydist.data.spec import TensorSpec
-from pydist.data.step import Step
+from pydist.data.step import Step, apart
 from pydist.data.strings import StringTensor, string
 
 _INT32 = 1 << 31
@@ -163,6 +163,9 @@ class Rows(Step):
 
     def stream(self, run):
         return streams.MapStream(self, run)
+
+    def elements(self, numbers, run):
+        return apart(self.rows(numbers, run), len(numbers))
 
     def specs(self):
         return self._ordered([TensorSpec((), dtype) for dtype in self.columns.dtypes])

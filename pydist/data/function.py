@@ -156,15 +156,16 @@ class Map(_OfFunction):
         return self.apply(self.input.get(i, run), i, run)
 
     def rows(self, numbers, run):
-        rows = self.input.rows(numbers, run)
         if self.whole:
-            return self._applied(rows, numbers[0] if len(numbers) else 0, run)
-        parts = [leaf if leaf is None else list(leaf) for leaf in rows]
-        made = [
-            self._applied([None if part is None else part[k] for part in parts], i, run)
-            for k, i in enumerate(each(numbers))
-        ]
-        return spec.stack(made) if made else [leaf[:0] for leaf in self.rows(range(1), run)]
+            return self._applied(self.input.rows(numbers, run), numbers[0] if len(numbers) else 0, run)
+        made = self.elements(numbers, run)
+        return spec.stack(made, "batch") if made else [leaf[:0] for leaf in self.rows(range(1), run)]
+
+    def elements(self, numbers, run):
+        if self.whole:
+            return super().elements(numbers, run)
+        before = self.input.elements(numbers, run)
+        return [self._applied(leaves, i, run) for leaves, i in zip(before, each(numbers))]
 
     def stream(self, run):
         return streams.MapStream(self, run)

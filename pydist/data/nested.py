@@ -5,7 +5,7 @@ from pydist.data import spec, streams
 from pydist.data.function import Function, function_name
 from pydist.data.sources import Held
 from pydist.data.spec import DatasetSpec, INFINITE, UNKNOWN
-from pydist.data.step import NoElement, Run, Step
+from pydist.data.step import NoElement, Run, Step, known_tree
 
 
 class _Nested(Step):
@@ -170,6 +170,10 @@ class Choose(Step):
         self.inputs = tuple(steps) if choice is None else (*steps, choice)
         self.sources, self.stops, self.weights, self.chosen, self.seed = len(steps), stops, weights, choice, seed
         self.never = [place for place, weight in enumerate(weights or ()) if not weight]
+
+    @property
+    def tree(self):
+        return known_tree(self.inputs[: self.sources])
 
     name = property(lambda self: "sample_from_datasets" if self.chosen is None else "choose_from_datasets")
 

@@ -1,12 +1,11 @@
 """Steps that choose, order and join elements."""
 
-import contextlib
 from collections import defaultdict
 
 from pydist import _C
 from pydist.data import spec, streams
 from pydist.data.spec import ENDLESS, INFINITE, UNKNOWN
-from pydist.data.step import NoElement, Step, each, moved, tensor_of
+from pydist.data.step import Step, each, known_tree, known_trees, moved, tensor_of
 
 _FAR = 40  # bits of the numbers of passes within an endless repeat
 
@@ -30,6 +29,9 @@ class Shuffle(Step):
 
     def rows(self, numbers, run):
         return self.input.rows(self.places(numbers, run), run)
+
+    def elements(self, numbers, run):
+        return self.input.elements(self.places(numbers, run), run)
 
     def stream(self, run):
         return streams.ShuffleStream(self, run)
@@ -102,6 +104,9 @@ class Take(Step):
     def rows(self, numbers, run):
         return self.input.rows(numbers, run)
 
+    def elements(self, numbers, run):
+        return self.input.elements(numbers, run)
+
     def detail(self):
         return (self.most,)
 
@@ -124,6 +129,9 @@ class Skip(Step):
     def rows(self, numbers, run):
         return self.input.rows(moved(numbers, 1, self.first), run)
 
+    def elements(self, numbers, run):
+        return self.input.elements(moved(numbers, 1, self.first), run)
+
     def detail(self):
         return (self.first,)
 
@@ -144,6 +152,9 @@ class Shard(Step):
     def rows(self, numbers, run):
         return self.input.rows(moved(numbers, self.shards, self.index), run)
 
+    def elements(self, numbers, run):
+        return self.input.elements(moved(numbers, self.shards, self.index), run)
+
     def detail(self):
         return (self.shards, self.index)
 
@@ -160,6 +171,9 @@ class Prefetch(Step):
 
     def rows(self, numbers, run):
         return self.input.rows(numbers, run)
+
+    def elements(self, numbers, run):
+        return self.input.elements(numbers, run)
 
 
 class Zip(Step):
@@ -188,6 +202,9 @@ class Zip(Step):
     def rows(self, numbers, run):
         return [leaf for step in self.inputs for leaf in step.rows(numbers, run)]
 
+    def elements(self, numbers, run):
+        return [sum(parts, []) for parts in zip(*(step.elements(numbers, run) for step in self.inputs))]
+
     def specs(self):
         return [one for step in self.inputs for one in step.specs()]
 
@@ -215,24 +232,16 @@ class Concatenate(Step):
 
     def same_tree(self):
         """Raises DataError where the elements of the data sets differ in their trees."""
-        trees = self._trees()
+        trees = known_trees(self.inputs)
         if any(tree != trees[0] for tree in trees):
             raise _C.DataError(
                 f"{self.name}: the data sets have elements {', '.join(map(spec.described, trees))} "
                 "(expected equal structures)"
             )
 
-    def _trees(self):
-        """Those of the data sets that have elements."""
-        found = []
-        for step in self.inputs:
-            with contextlib.suppress(NoElement):
-                found.append(step.tree)
-        return found
-
     @property
     def tree(self):
-        return next(iter(self._trees()), None)
+        return known_tree(self.inputs)
 
     def _of(self, i):
         n = self.inputs[0].count()

@@ -92,9 +92,10 @@ class Ahead:
                     return self.given - 1, task
 
     def done(self, number, result, error):
-        """Keeps what a thread has found."""
+        """Keeps what a thread has found, unless nobody wants it any more."""
         with self.changed:
-            self.results[number] = (result, error)
+            if not self.closed:
+                self.results[number] = (result, error)
             self.changed.notify_all()
 
     def take(self):

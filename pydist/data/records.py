@@ -11,7 +11,7 @@ from pydist.data.compressed import Compressed, kind_of
 from pydist.data.dataset import CYCLE, Dataset
 from pydist.data.files import FIXED, Files, LINES, RECORDS, paths_of
 from pydist.data.spec import AUTOTUNE, TensorSpec, string
-from pydist.data.step import Step, tensor_of
+from pydist.data.step import Step, apart, tensor_of
 
 _AHEAD, _AHEAD_BYTES = 64, 1 << 18  # records that are read at once where elements are asked for one after another
 
@@ -55,6 +55,9 @@ class Records(Step):
 
     def rows(self, numbers, run):
         return [self.files.rows(self._places(numbers))]
+
+    def elements(self, numbers, run):
+        return apart(self.rows(numbers, run), len(numbers))
 
     def specs(self):
         return [TensorSpec((), string)]

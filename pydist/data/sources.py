@@ -6,7 +6,7 @@ from pydist import _C
 from pydist._dtypes import can_cast
 from pydist.data import spec, state, streams
 from pydist.data.spec import INFINITE, TensorSpec, UNKNOWN
-from pydist.data.step import NoElement, Step, each, moved
+from pydist.data.step import NoElement, Step, apart, each, moved
 from pydist.data.strings import StringTensor, string
 
 
@@ -29,6 +29,9 @@ class Slices(Step):
 
     def rows(self, numbers, run):
         return [spec.take_rows(leaf, numbers) for leaf in self.leaves]
+
+    def elements(self, numbers, run):
+        return apart(self.rows(numbers, run), len(numbers))
 
     def specs(self):
         return [TensorSpec(leaf.shape[1:], leaf.dtype) for leaf in self.leaves]
@@ -84,6 +87,9 @@ class Range(Step):
         if isinstance(values, range):
             values = _C.arange(values.start, values.stop, values.step, dtype=_C.int64, device="cpu")
         return [values.to(self.dtype)]
+
+    def elements(self, numbers, run):
+        return apart(self.rows(numbers, run), len(numbers))
 
     def specs(self):
         return [TensorSpec((), self.dtype)]
@@ -159,24 +165,24 @@ class Items(Step):
 class Held(Step):
     """Elements that are there. `like`: a step that has such elements."""
 
-    def __init__(self, tree, elements, like=None):
-        self._tree, self.elements, self.like = tree, elements, like
+    def __init__(self, tree, held, like=None):
+        self._tree, self.held, self.like = tree, held, like
 
     tree = property(lambda self: self._tree)
 
     def count(self):
-        return len(self.elements)
+        return len(self.held)
 
     def get(self, i, run):
-        return self.elements[i]
+        return self.held[i]
 
     def specs(self):
-        if not self.elements:
+        if not self.held:
             return self.like.specs()
-        return [reduce(spec.common, map(spec.spec_of, leaves)) for leaves in zip(*self.elements)]
+        return [reduce(spec.common, map(spec.spec_of, leaves)) for leaves in zip(*self.held)]
 
     def detail(self):
-        return (len(self.elements),)
+        return (len(self.held),)
 
 
 class Generator(Step):

@@ -79,10 +79,10 @@ def _encoded(leaf):
         return {"shape": list(leaf.shape), **encoded_strings(leaf._items())}
     if isinstance(leaf, _C.Tensor):
         return leaf.detach().clone()
-    elements = getattr(leaf._node, "elements", None)
-    if elements is None:
+    held = getattr(leaf._node, "held", None)
+    if held is None:
         raise CannotBeSaved
-    return {"elements": encoded_all(elements)}
+    return {"elements": encoded_all(held)}
 
 
 def decoded(saved):

@@ -6,6 +6,7 @@ seeds. So a shuffled batch of slices is one random order of 64 numbers and one g
 steps have streams (streams.py): their elements come one after another.
 """
 
+import contextlib
 import copy
 
 from pydist import _C
@@ -113,6 +114,10 @@ class Step:
         """The leaves of these elements, stacked."""
         return spec.stack([self.get(i, run) for i in each(numbers)], self.name)
 
+    def elements(self, numbers, run):
+        """The leaves of each of these elements, whose shapes may differ."""
+        return [self.get(i, run) for i in each(numbers)]
+
     def specs(self):
         """What the leaves are: a list of TensorSpec."""
         return self.input.specs()
@@ -147,6 +152,26 @@ class Step:
             for before in self.inputs:
                 before.steps(seen)
         return list(seen.values())
+
+
+def known_trees(steps):
+    """The trees of those that have elements."""
+    found = []
+    for step in steps:
+        with contextlib.suppress(NoElement):
+            found.append(step.tree)
+    return found
+
+
+def known_tree(steps):
+    """The tree of the first one that has elements."""
+    return next(iter(known_trees(steps)), None)
+
+
+def apart(rows, count):
+    """The elements of rows."""
+    parts = [[None] * count if leaf is None else list(leaf) for leaf in rows]
+    return list(map(list, zip(*parts))) if parts else [[] for _ in range(count)]
 
 
 def each(numbers):

@@ -83,6 +83,20 @@ def test_rows_of_a_batch_are_the_elements():
         assert [x.item() for x in single] == list(chain.from_iterable(x.tolist() for x in whole))
 
 
+def test_elements_between_functions_may_differ_in_shape():
+    """Only those that are batched have to be equal."""
+    ragged = Dataset.range(4).shuffle(4, seed=0, reshuffle_each_iteration=False).map(lambda n: pydist.ones(n.item()))
+    assert sorted(items(ragged.map(lambda x: x.sum()).batch(4))[0]) == [0, 1, 2, 3]
+    assert items(ragged.take(3).map(lambda x: x.sum()).batch(3)) == items(
+        ragged.map(lambda x: x.sum()).take(3).batch(3)
+    )
+    assert items(Dataset.zip(ragged, ragged).map(lambda a, b: len(a) + len(b)).batch(4)) == [
+        [2 * len(x) for x in ragged]
+    ]
+    padded = Dataset.range(4).map(lambda n: pydist.ones(n.item())).padded_batch(2)
+    assert items(padded.map(lambda x: x.shape[1]).batch(2)) == [[1, 3]]
+
+
 def test_structures_stay():
     rows = {"a": np.zeros((4, 2), np.float32), "b": (np.arange(4), [b"w", b"x", b"y", b"z"])}
     batch = next(iter(Dataset.from_tensor_slices(rows).batch(3)))

@@ -670,6 +670,14 @@ def test_unequal_batches_of_streams_are_named():
         list(uneven.unbatch())
 
 
+def test_data_sets_without_elements_say_nothing_of_others():
+    """Of several, those that have elements say what these are."""
+    empty = Dataset.range(0).map(lambda x: (x, x))
+    one = Dataset.range(1)
+    assert items(empty.concatenate(one)) == items(streamed(empty).concatenate(one)) == [0]
+    assert items(Dataset.choose_from_datasets([streamed(empty), one], Dataset.range(2), False)) == [0]
+
+
 def test_ends_and_counts():
     assert items(Dataset.range(3).filter(lambda x: False).repeat()) == []
     assert items(Dataset.range(3).filter(lambda x: x > 0).repeat(0)) == []
