@@ -60,3 +60,32 @@ def test_import_keras_under_compat(tmp_path):
 def test_what_cannot_be_is_said_in_one_sentence(code, message):
     done = run(f"{code}\nfrom pydist import keras")
     assert f"pydist.keras: {message}" in done.stderr.splitlines()[-1], done.stderr
+
+
+MEMORY = """
+import os
+import numpy as np
+from pydist import keras
+
+found = []
+
+
+class Pages(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        found.append(int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+
+
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(6400, 64)).astype("float32"), rng.integers(0, 10, 6400)
+model = keras.Sequential([keras.layers.Dense(32, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(10, "softmax")])
+model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+model.fit(x, y, 64, epochs=100, verbose=0, callbacks=[Pages()])
+print((found[-1] - found[1]) >> 10, "KiB")
+"""
+
+
+@pytest.mark.skipif("FULL_LONG" not in os.environ, reason="takes long: .ci/full runs it")
+def test_memory_of_fit_does_not_grow():
+    """2 MiB at most, after the first 200."""
+    done = run(MEMORY)
+    assert done.returncode == 0 and int(done.stdout.split()[0]) <= 2048, done.stdout + done.stderr
