@@ -26,8 +26,8 @@ __getattr__, __dir__ = _lazy(
         "_tensors": "as_dtype",
         "_shapes": "TensorShape",
         "_arrays": """argsort bitcast boolean_mask broadcast_dynamic_shape broadcast_static_shape broadcast_to cast
-            clip_by_global_norm clip_by_norm clip_by_value concat constant convert_to_tensor ensure_shape expand_dims
-            eye fill gather gather_nd get_static_value identity is_tensor linspace meshgrid one_hot ones ones_like
+            clip_by_global_norm clip_by_norm clip_by_value complex concat constant convert_to_tensor ensure_shape
+            expand_dims eye fill gather gather_nd get_static_value identity is_tensor linspace meshgrid one_hot ones ones_like
             pad range rank repeat required_space_to_batch_paddings reshape reverse roll saturate_cast scatter_nd
             searchsorted sequence_mask shape size slice sort split squeeze stack stop_gradient strided_slice
             tensor_scatter_nd_add tensor_scatter_nd_max tensor_scatter_nd_min tensor_scatter_nd_sub
@@ -51,11 +51,12 @@ __getattr__, __dir__ = _lazy(
         "pydist.data.": "data=.",
         "pydist.distribute.": "distribute=.",
         _KERAS: "keras=.",
-        _KERAS[:-1] + ".initializers.": "initializers=.",
+        _KERAS[:-1] + ".initializers.": """initializers=. constant_initializer=Constant ones_initializer=Ones
+            random_normal_initializer=RandomNormal random_uniform_initializer=RandomUniform zeros_initializer=Zeros""",
         _KERAS[:-1] + ".losses.": "losses=.",
         _KERAS[:-1] + ".metrics.": "metrics=.",
         _KERAS[:-1] + ".optimizers.": "optimizers=.",
     },
-    """compat config debugging errors image io linalg lookup math nest nn ragged random saved_model sparse strings
-    summary train version""",
+    """compat config debugging dtypes errors image io linalg lookup math nest nn ragged random saved_model sparse
+    strings summary test train version""",
 )

@@ -170,6 +170,12 @@ def cast(x, dtype, name=None):
     return x if x.dtype is dtype else _converted(x, dtype)
 
 
+def complex(real, imag, name=None):
+    """Complex numbers of their real and imaginary parts."""
+    real = tensor(real)
+    return _C.complex(real, tensor(imag, like=real.dtype))
+
+
 def required_space_to_batch_paddings(input_shape, block_shape, base_paddings=None, name=None):
     """(paddings, crops) that make each size a multiple of a block."""
     sizes, blocks = ints(input_shape), ints(block_shape)

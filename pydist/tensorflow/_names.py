@@ -7,11 +7,11 @@ from pydist.compat import near
 
 # Names of graph mode (TensorFlow 1), which a program uses where it builds a graph first and runs it later.
 _GRAPH = """Session InteractiveSession placeholder placeholder_with_default get_variable variable_scope
-    get_default_graph
-reset_default_graph global_variables_initializer local_variables_initializer tables_initializer initialize_all_variables
-global_variables trainable_variables get_collection add_to_collection disable_eager_execution disable_v2_behavior
-disable_resource_variables sparse_placeholder get_default_session Graph GraphDef Operation GraphKeys gradients
-import_graph_def AUTO_REUSE assign assign_add assign_sub layers make_template""".split()
+    get_default_graph reset_default_graph global_variables_initializer local_variables_initializer
+    tables_initializer initialize_all_variables global_variables trainable_variables get_collection
+    add_to_collection disable_eager_execution disable_v2_behavior disable_resource_variables
+    sparse_placeholder get_default_session Graph GraphDef Operation GraphKeys gradients import_graph_def
+    AUTO_REUSE assign assign_add assign_sub layers make_template""".split()
 
 
 def error(module, name, names):
