@@ -243,6 +243,14 @@ def test_sentiment_on_one_and_two_ranks(tmp_path, refusal):
         (tmp_path / f"stsa.binary.{name}").write_text("".join(lines))
     for ranks in (None, 2):
         assert accuracy(sentiment("--data", tmp_path, "--lr", 5e-3, "--dropout", 0.0, ranks=ranks)) > 0.9
+    options = ("--data", tmp_path, "--lr", 5e-3, "--dropout", 0.0, "--bf16", "--shares", "measured", "--slow", "1=4.0")
+    done = sentiment(*options, ranks=2)
+    assert accuracy(done) > 0.9
+    shares = re.findall(r"shards of each rank \[(\d), (\d)\]", done.stdout)
+    assert len(shares) == 4 and all(int(one) + int(other) == 8 for one, other in shares)
     (tmp_path / "stsa.binary.dev").write_text("2 bad label\n")
     for folder, text in ((tmp_path, "stsa.binary.dev:1"), (tmp_path / "none", "No such file")):
         assert text in refusal("sentiment", *SMALL, "--data", folder)
+    for slow in ("1", "1=0.5", "-1=2", "1=inf"):
+        assert f"--slow: invalid slowness value: '{slow}'" in refusal("sentiment", "--data", tmp_path, f"--slow={slow}")
+    assert "power of two" in refusal("sentiment", "--data", tmp_path, "--logical-shards", 3)
