@@ -795,6 +795,12 @@ def test_positions_of_maxima(torch, text):
     assert index.dtype == pydist.int64 and index.tolist() == index_theirs.tolist()
 
 
+@pytest.mark.parametrize("loss", [F.cross_entropy, F.nll_loss])
+def test_classes_may_be_bytes(loss):
+    x, classes = pydist.randn(4, 3), pydist.tensor([0, 2, 1, 1])
+    assert pydist.equal(loss(x, classes.to(pydist.uint8)), loss(x, classes))
+
+
 def test_softmax_without_dim_warns():
     with pytest.warns(UserWarning, match="dim is not given"):
         assert F.softmax(pydist.zeros(2, 4)).tolist() == [[0.25] * 4] * 2

@@ -14,9 +14,14 @@ def reduction_of(size_average, reduce, reduction):
     return reduction
 
 
+def _indices(target):
+    """Class indices as the kernels take them. PyTorch takes bytes, too."""
+    return target.to(_C.int64) if target.dtype is _C.uint8 else target
+
+
 def nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
     """-weight[target] * input[target] for log-probabilities input[N, C, ...]; see nn.NLLLoss."""
-    return _C.nll_loss(input, target, weight, ignore_index, reduction_of(size_average, reduce, reduction))
+    return _C.nll_loss(input, _indices(target), weight, ignore_index, reduction_of(size_average, reduce, reduction))
 
 
 def cross_entropy(
@@ -34,7 +39,7 @@ def cross_entropy(
     reduction = reduction_of(size_average, reduce, reduction)
     if target.is_floating_point():
         return _cross_entropy_of_probabilities(input, target, weight, ignore_index, reduction, label_smoothing)
-    return _C.cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
+    return _C.cross_entropy(input, _indices(target), weight, ignore_index, reduction, label_smoothing)
 
 
 def linear_cross_entropy(
