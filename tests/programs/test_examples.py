@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import pydist
+from lib.package import installed
 from pydist import distributed
 
 np = pytest.importorskip("numpy")
@@ -254,3 +255,25 @@ def test_sentiment_on_one_and_two_ranks(tmp_path, refusal):
     for slow in ("1", "1=0.5", "-1=2", "1=inf"):
         assert f"--slow: invalid slowness value: '{slow}'" in refusal("sentiment", "--data", tmp_path, f"--slow={slow}")
     assert "power of two" in refusal("sentiment", "--data", tmp_path, "--logical-shards", 3)
+
+
+@pytest.mark.skipif(not installed("keras"), reason="no Keras")
+def test_keras_mnist_on_one_and_two_ranks(folder, tmp_path):
+    options = ("-m", "pydist.examples.keras_mnist", "--data", folder, "--epochs", 1)
+    for ranks in (1, 2):
+        done = start(*options, "--save", tmp_path / f"{ranks}.keras", ranks=ranks)
+        assert 0 <= accuracy(done) <= 1 and f"Number of devices: {ranks}" in done.stdout
+        assert done.stdout.count("val_accuracy") == 1 and (tmp_path / f"{ranks}.keras").stat().st_size > 1000
+
+
+def test_keras_mnist_says_what_is_wrong(refusal):
+    assert "no such data folder: /nowhere" in refusal("keras_mnist", "--data", "/nowhere")
+    assert "at least 1" in refusal("keras_mnist", "--epochs", 0)
+
+
+@pytest.mark.skipif(not LONG or not installed("keras"), reason="takes long, and needs Keras: .ci/full runs it")
+def test_keras_mnist_learns(data_folder):
+    assert (
+        accuracy(start("-m", "pydist.examples.keras_mnist", "--data", data_folder("mnist"), ranks=2, timeout=900))
+        >= 0.97
+    )
