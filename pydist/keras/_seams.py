@@ -24,9 +24,11 @@ FILES = """
     _datasets
     _dtypes
     _facade
+    _layouts
     _lazy
     _modules
     _optimizers
+    _random
     _recurrent
     _replicas
     _shortcuts

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import pydist
-from pydist import keras
+from pydist import distribute, keras
+
+keras.random.uniform((1,))  # Keras keeps the generator that its first draw makes
 
 
 def module(name):
@@ -206,6 +208,30 @@ def test_files_without_our_end_are_read(tmp_path):
     assert all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
 
 
+@pytest.mark.parametrize("name", ["Conv2D", "MaxPooling2D", "AveragePooling2D"])
+@pytest.mark.parametrize("padding", ["valid", "same"])
+def test_images_stay_in_their_layout(name, padding):
+    """Results and gradients are in memory as Keras has them, and are those of channels first."""
+    rng = np.random.default_rng(0)
+    options = (3, 3) if name == "Conv2D" else (3, 1)
+    images, found = rng.normal(size=(2, 8, 7, 4)).astype("float32"), []
+    weights = [rng.normal(size=size).astype("float32") for size in ((3, 3, 4, 3), (3,))] if name == "Conv2D" else []
+    for form in ("channels_last", "channels_first"):
+        layer = getattr(keras.layers, name)(*options, padding=padding, data_format=form)
+        x = pydist.tensor(images)
+        x = (x if form == "channels_last" else x.permute(0, 3, 1, 2).contiguous()).requires_grad_()
+        layer.build(x.shape)
+        layer.set_weights(weights)
+        y = layer(x)
+        grad = pydist.autograd.grad(y.square().sum(), x)[0]
+        if form == "channels_last":
+            assert y.is_contiguous() and grad.is_contiguous()
+            y, grad = y.permute(0, 3, 1, 2), grad.permute(0, 3, 1, 2)
+        found.append((y, grad))
+    for ours, theirs in zip(*found, strict=True):
+        pydist.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_s8_other_frameworks_are_out_of_reach(monkeypatch):
     """Also where they are there: a module of that name changes nothing."""
     monkeypatch.setitem(sys.modules, "tensorflow", pydist)
@@ -215,6 +241,23 @@ def test_s8_other_frameworks_are_out_of_reach(monkeypatch):
     with pytest.raises(ImportError, match="tensorflow is not used by Keras over pydist"):
         utils.tensorflow.Tensor
     assert utils.h5py.available
+
+
+def test_s9_one_seed_gives_each_replica_numbers_of_its_own():
+    """But outside of replicas the same numbers, for the weights."""
+    strategy = distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def masks():
+        with strategy.scope():
+            layer = keras.layers.Dropout(0.5, seed=1)
+        found = strategy.run(lambda: [layer(pydist.ones(100), training=True) for _ in range(2)])
+        return [mask.tolist() for call in found for mask in strategy.experimental_local_results(call)]
+
+    first = masks()
+    assert len({str(mask) for mask in first}) == 4 and masks() == first
+    assert all(30 < mask.count(0) < 70 for mask in first)
+    for draw in (keras.random.normal, keras.random.uniform):
+        assert draw((5,), seed=1).tolist() == draw((5,), seed=1).tolist() != draw((5,), seed=2).tolist()
 
 
 def test_s10_big_packages_are_imported_when_they_are_used(monkeypatch):
