@@ -56,8 +56,9 @@ class Recorded:
 
     Arguments and results may be tensors, and tuples, lists and dicts of tensors and of constants. The step is recorded anew
     for other shapes, dtypes, devices, flags, constants and modes, up to MOST times. `watch`: modules and other objects on
-    whose plain attributes (numbers, flags, strings) the step depends; of a module all its parts. Modules that the step or
-    its closure names are watched in any case. `name`: for the log.
+    whose plain attributes (numbers, flags, strings) the step depends, of a module all its parts; lists; and pairs (object,
+    name of an attribute that must stay the same object). Modules that the step or its closure names are watched in any
+    case. `name`: for the log.
 
     `state`: "new", "recording", "replayed", or why the step runs as Python.
 
@@ -106,25 +107,42 @@ class Recorded:
             self._busy = False
 
     def _record(self, args, kwargs):
+        changed = self._drop_changed()
+        if self._differed > TRIES:
+            self.stay(f"{changed!r} of an object that it depends on changes between calls")
+            return self._step(*args, **kwargs)
         half = next((p for p in self._half if p.fits(args, kwargs)), None)
         if half is None and len(self._ready) + len(self._half) == MOST:
             _say(f"{self._name}: {MOST} programs were recorded; what fits none of them runs as Python")
             self._stays = "too many programs"  # the programs that are ready run on
             return self._step(*args, **kwargs)
         result, program, why = _C._program_record(self._step, args, kwargs, half)
-        if why is not None and (program is None or self._mode == "check" or self._differed == TRIES):
-            self._stay(why, half)
+        if why is not None and (program is None or self._mode == "check" or self._differed >= TRIES):
+            self.stay(why, half)
         elif program is not None:  # else another thread records
             try:
-                self._take(program, half)
+                self._take(program, half, (args, kwargs))
             except MemoryError as error:
-                self._stay(str(error) or "there was no memory for a program")
+                self.stay(str(error) or "there was no memory for a program")
         return result
 
-    def _take(self, program, half):
+    def _drop_changed(self):
+        """Forgets programs whose guards have changed since the call that was recorded. The key of what has changed."""
+        changed, kept = None, []
+        for program in self._half:
+            row = next((row for row in program.guards[1] if not _holds(row)), None)
+            if row is None:
+                kept.append(program)
+            else:
+                changed = row[1]
+        self._differed += len(kept) < len(self._half)
+        self._half = kept
+        return changed
+
+    def _take(self, program, half, given):
         if program is not half:  # a new one, or one that the call before differed from
             self._differed += half is not None
-            program.guards = _holders(program, (self._step, self._watch)), _watched(self._step, self._watch)
+            program.guards = _holders(program, (self._step, self._watch, given)), _watched(self._step, self._watch)
             self._half = [p for p in self._half if p is not half] + [program]
         elif self._mode != "check":
             self._half.remove(half)
@@ -135,11 +153,12 @@ class Recorded:
         holders, watched = program.guards
         changed = next((row for row in watched if not _holds(row)), None)
         if changed is not None:
-            return self._stay(f"it changes {changed[1]!r} of an object that it depends on")
+            return self.stay(f"it changes {changed[1]!r} of an object that it depends on")
         program.guard([row for row in holders if _holds(row)] + watched)  # the step did not care about others
         self._ready += (program,)
 
-    def _stay(self, why, half=None):
+    def stay(self, why, half=None):
+        """From now on the step runs as Python. Says why, once."""
         if self._mode == "check" and half is not None:
             raise RuntimeError(f"replay: {self._name}: {why} (expected the same in each step)")
         self._stays = why
@@ -207,6 +226,11 @@ def _watched(step, watch):
         names = {i.argval for i in dis.get_instructions(step) if i.opname == "LOAD_GLOBAL"}
         rows += [(known, name, known[name]) for name in sorted(names & known.keys())]
         found += [value for _, _, value in rows]
+    for thing in watch:
+        if isinstance(thing, list):
+            rows += [(thing, ..., len(thing)), *((thing, i, item) for i, item in enumerate(thing))]
+        elif isinstance(thing, tuple):
+            rows.append((vars(thing[0]), thing[1], vars(thing[0])[thing[1]]))
     while found:
         thing = found.pop()
         if id(thing) in seen or not _is_watched(thing, watch):

@@ -75,9 +75,10 @@ void pd_record_read(const char *op);
 
 /* A call of the host that each run repeats: begin, then the call, then end. Only the outermost one counts. */
 void pd_record_host_begin(pd_tensor *const *in, int nin);
-/* The host makes a call, such as a collective, that a rehearsal must not repeat. Inside a host call, what the host call
-   writes is kept in the place of its body; outside this is a refusal. */
-void pd_record_outside(const char *op);
+/* The host makes a call, such as a collective or a draw of its own, that a rehearsal must not repeat. Inside
+   a host call, what the host call writes and returns is kept in the place of its body; outside this is a refusal, for
+   the reason given. */
+void pd_record_outside(const char *why, ...) __attribute__((format(printf, 1, 2), cold));
 /* kind->run calls the host again. */
 void pd_record_host_end(const pd_instr_kind *kind, const void *attrs, size_t bytes, pd_tensor *const *out, int nout);
 

@@ -66,13 +66,25 @@ bool pd_modes_equal(const modes *a, const modes *b) {
 
 /* ---- refusals ---------------------------------------------------------------------------------------------------- */
 
-void pd_record_refuse(const char *why, ...) {
+static void refuse(const char *why, va_list args) {
     if (!pd_recorder_here || pd_recorder_here->refused) return;
+    vsnprintf(reason, sizeof reason, why, args);
+    pd_recorder_here->refused = true;
+}
+
+void pd_record_refuse(const char *why, ...) {
     va_list args;
     va_start(args, why);
-    vsnprintf(reason, sizeof reason, why, args);
+    refuse(why, args);
     va_end(args);
-    pd_recorder_here->refused = true;
+}
+
+void pd_record_outside(const char *why, ...) {
+    va_list args;
+    va_start(args, why);
+    if (pd_recorder_here && pd_recorder_here->depth) pd_recorder_here->outside = true;
+    else refuse(why, args);
+    va_end(args);
 }
 
 void pd_record_read(const char *op) {
@@ -272,13 +284,6 @@ void pd_record_host_begin(pd_tensor *const *in, int nin) {
     if (active()) r->p->instrs[r->host].kind = NULL;
 }
 
-void pd_record_outside(const char *op) {
-    recorder *r = pd_recorder_here;
-    if (!r) return;
-    if (r->depth) r->outside = true;
-    else pd_record_refuse("%s is called in it", op);
-}
-
 void pd_record_effect(pd_storage *s) {
     pd_program *p = pd_recorder_here ? pd_recorder_here->p : NULL;
     struct pd_effect e = {.s = s};
@@ -289,10 +294,14 @@ void pd_record_effect(pd_storage *s) {
     p->effects[p->neffects++] = e;
 }
 
-/* What the host call has written takes the place of its body. */
-static void keep_effects(recorder *r) {
+/* What the host call has written takes the place of its body, and so do its results. */
+static void keep_effects(recorder *r, pd_tensor *const *out, int nout) {
     const uint32_t mark = (uint32_t)r->host + 1;
     truncate_to(r, mark);
+    for (int k = 0; k < nout; k++) {
+        const int32_t *cell = out[k] ? cell_of(r, out[k]) : NULL;
+        if (out[k] && !(cell && *cell > 0)) pd_record_constant(out[k], true); /* else it was there before the call */
+    }
     for (size_t k = 0; k < r->nwrote && active(); k++) {
         struct pd_effect e = {.s = r->wrote[k]};
         uint32_t now = pd_timespan_mark; /* the copy is an op */
@@ -325,7 +334,7 @@ void pd_record_host_end(const pd_instr_kind *kind, const void *attrs, size_t byt
         if (r) r->depth--;
         goto drop;
     }
-    if (r->outside) keep_effects(r);
+    if (r->outside) keep_effects(r, out, nout);
     forget_writes(r);
     r->depth = 0;
     if (!active()) goto drop;

@@ -126,7 +126,7 @@ static PyType_Spec generator_spec = {.name = "pydist._C.Generator",
 
 /* What draws in a way that a replay would not repeat. */
 static void refuse(void) {
-    if (pd_is_recording()) pd_record_refuse("it seeds or reads a random generator, or draws from one of its own");
+    if (pd_is_recording()) pd_record_outside("it seeds or reads a random generator, or draws from one of its own");
 }
 
 bool pd_py_rng_key(PyObject *o, const char *op, pd_rng_key *key) {

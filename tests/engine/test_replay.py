@@ -669,6 +669,50 @@ def test_what_each_time_does_is_rehearsed():
     assert found == [[6.0 * k] * 3 for k in range(1, 7)] and run.state == "replayed"
 
 
+def test_each_time_may_draw_from_a_generator_of_its_own():
+    source, other, total = pydist.Generator().manual_seed(1), pydist.Generator().manual_seed(1), pydist.zeros(2)
+
+    def draw():
+        drawn = pydist.rand(2, generator=source)
+        total.add_(drawn)
+        return drawn
+
+    def step(x):
+        return x * _replay.each_time(draw).mul_(2)
+
+    run = _replay.Recorded(step)
+    found, want = [bits(run(pydist.ones(2))) for _ in range(6)], [pydist.rand(2, generator=other) for _ in range(6)]
+    assert found == [bits(drawn * 2) for drawn in want] and run.state == "replayed"
+    assert bits(total) == bits(sum(want, pydist.zeros(2)))
+
+
+def test_guards_of_a_list_and_of_an_attribute():
+    holder, items = Holder(), [1]
+    holder.part = object()
+    run = ready(lambda x: x + 1, pydist.ones(1), watch=[items, (holder, "part")])
+    held = [run._ready[0].run((pydist.ones(1),), {}) is not NotImplemented]
+    items.append(2)
+    held.append(run._ready[0].run((pydist.ones(1),), {}) is not NotImplemented)
+    items.pop()
+    holder.part = object()
+    held.append(run._ready[0].run((pydist.ones(1),), {}) is not NotImplemented)
+    assert held == [True, False, False]
+
+
+def test_a_guard_that_changes_between_recordings():
+    holder = Holder()
+    holder.part = 0
+    run = _replay.Recorded(lambda x: x + holder.part, watch=[holder])
+    for k in range(6):
+        holder.part = k // 2  # the second recording finds another value than the first one
+        assert run(pydist.ones(1)).item() == 1 + k // 2
+    assert ready(lambda x: x + holder.part, pydist.ones(1), watch=[holder]).state == "replayed"
+    for k in range(20):
+        holder.part = k
+        run(pydist.ones(1))
+    assert run.state == "'part' of an object that it depends on changes between calls"
+
+
 # Errors, threads, processes.
 
 

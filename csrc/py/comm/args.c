@@ -22,7 +22,7 @@ const pd_hooks pd_py_hooks = {
 
 bool pd_py_args(const pd_py_signature *s, PyObject *const *args, Py_ssize_t n, PyObject *keywords, PyObject **out) {
     int known = 0;
-    if (pd_is_recording()) pd_record_outside(s->name);
+    if (pd_is_recording()) pd_record_outside("%s is called in it", s->name);
     while (known < PD_PY_ARGS && s->names[known]) out[known++] = NULL;
     if (n > known) {
         PyErr_Format(PyExc_TypeError, "%s: got %zd arguments (expected at most %d)", s->name, n, known);

@@ -78,7 +78,7 @@ static void reducer_dealloc(PyObject *self) {
 
 static PyObject *prepare(PyObject *self, PyObject *unused) {
     (void)unused;
-    if (pd_is_recording()) pd_record_outside("Reducer.prepare");
+    if (pd_is_recording()) pd_record_outside("Reducer.prepare is called in it");
     PD_PY_TRY(pd_reducer_prepare(((pyreducer *)self)->r, pd_py_site()));
     Py_RETURN_NONE;
 }
@@ -259,7 +259,7 @@ static PyObject *shadow(PyObject *self, PyObject *unused) {
     pd_reducer *r = ((pyreducer *)self)->r;
     uint64_t site = pd_py_site();
     pd_status status;
-    if (pd_is_recording()) pd_record_outside("Reducer.shadow");
+    if (pd_is_recording()) pd_record_outside("Reducer.shadow is called in it");
     Py_BEGIN_ALLOW_THREADS
     status = pd_reducer_shadow(r, site);
     Py_END_ALLOW_THREADS
@@ -269,7 +269,7 @@ static PyObject *shadow(PyObject *self, PyObject *unused) {
 static PyObject *set_divisor(PyObject *self, PyObject *value) {
     double divisor = PyFloat_AsDouble(value);
     if (divisor == -1 && PyErr_Occurred()) return NULL;
-    if (pd_is_recording()) pd_record_outside("Reducer.set_divisor");
+    if (pd_is_recording()) pd_record_outside("Reducer.set_divisor is called in it");
     PD_PY_TRY(pd_reducer_set_divisor(((pyreducer *)self)->r, divisor));
     Py_RETURN_NONE;
 }
@@ -277,7 +277,7 @@ static PyObject *set_divisor(PyObject *self, PyObject *value) {
 static PyObject *set_weight(PyObject *self, PyObject *value) {
     double weight = PyFloat_AsDouble(value);
     if (weight == -1 && PyErr_Occurred()) return NULL;
-    if (pd_is_recording()) pd_record_outside("Reducer.set_weight");
+    if (pd_is_recording()) pd_record_outside("Reducer.set_weight is called in it");
     PD_PY_TRY(pd_reducer_set_weight(((pyreducer *)self)->r, weight));
     Py_RETURN_NONE;
 }
@@ -335,7 +335,7 @@ static int set_truth(PyObject *self, PyObject *value, void (*set)(pd_reducer *, 
             PyErr_SetString(PyExc_AttributeError, "Reducer: sync and waits cannot be deleted (expected True or False)");
         return -1;
     }
-    if (pd_is_recording()) pd_record_outside("no_sync()");
+    if (pd_is_recording()) pd_record_outside("no_sync() is called in it");
     set(((pyreducer *)self)->r, on);
     return 0;
 }
