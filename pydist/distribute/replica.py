@@ -246,6 +246,7 @@ class Crew:
 
     def run(self):
         """The results by replica. Raises what the first replica that failed has raised."""
+        _C._program_refuse("several replicas share this process")
         try:
             while waiting := self._round():
                 self._merge(waiting)

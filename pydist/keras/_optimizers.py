@@ -4,7 +4,7 @@ Keras' PyTorch backend has classes of its own for nine optimizers, which update 
 memory. Clipping, weight decay, averages of weights and accumulation of gradients stay Keras'.
 """
 
-from pydist import _C
+from pydist import _C, _replay
 
 
 def _sgd(self, params, states, **options):
@@ -87,6 +87,8 @@ def _fuse(module):
         states = [[column[i].value for i in at] for column in (getattr(self, name) for name in names(self))]
         rate = getattr(learning_rate, "value", learning_rate)
         options = {} if isinstance(rate, _C.Tensor) else {"lr": float(rate)}
+        if options:
+            _replay.refuse("the learning rate is a function of Python")
         now = None if options else rate, self._iterations.value, *([self._u_product.value] if call is _nadam else [])
         params = [variable.value for variable in variables]
         grads = [g if g.dtype is p.dtype else g.to(p.dtype) for g, p in zip(grads, params)]

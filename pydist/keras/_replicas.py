@@ -45,11 +45,15 @@ def _adopt_variables(module):
 
 
 def _track_quietly(module):
-    """Layers are modules of pydist, but their variables speak for themselves."""
+    """Layers are modules of pydist, but their variables speak for themselves. The dictionary of variables stays as long as
+    it is right: fit and train_on_batch ask for another one each time, and recorded steps depend on it."""
     plain = module.TorchLayer._track_variables
 
     @functools.wraps(plain)
     def track(self):
+        known, now = vars(self).get("_modules", {}).get("_torch_params"), {v.path: v.value for v in self.variables}
+        if known is not None and known.keys() == now.keys() and all(known[path] is now[path] for path in now):
+            return
         scopes, here.scopes = here.scopes, []
         try:
             plain(self)

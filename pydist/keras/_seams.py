@@ -30,6 +30,7 @@ FILES = """
     _optimizers
     _random
     _recurrent
+    _replay
     _replicas
     _shortcuts
     _tensorboard

@@ -20,6 +20,7 @@ from pydist.distribute.survival import event
 from pydist.distribute.values import regroup
 from pydist.distributed._group import process_group
 from pydist.keras._adapters import Part, divided
+from pydist.keras._replay import Recorded, as_tensors, recorded
 from pydist.utils._pytree import tree_map
 
 _BUCKETS = 25 << 20, 1 << 20  # bytes of a bucket and of the first one
@@ -51,7 +52,11 @@ class Steps:
 
     def run(self, step, part):
         """The results of `step` on each replica's rows."""
-        return self.strategy._run([functools.partial(step, data) for data in part.values], part.share)
+        share = part.share
+        if isinstance(step, Recorded):  # it is the only one of this process, and what it does depends on its share
+            numbers = share.replicas, share.total, share.rows[0]
+            return self.strategy._run([functools.partial(step, as_tensors(part.values[0]), numbers)], share)
+        return self.strategy._run([functools.partial(step, data) for data in part.values], share)
 
     def _part(self, batch):
         part = batch if isinstance(batch, Part) else divided(batch, self.strategy)
@@ -59,10 +64,9 @@ class Steps:
             return Part(part.values, counted_share(part.share.rows, self.strategy._group))
         return part
 
-    def test(self, model, batch, plain):
+    def test(self, model, step, batch):
         """The logs of a test_step."""
         self.begin(model)
-        step = _step(model, model.test_step, plain)
 
         def act():
             part = self._part(batch)
@@ -70,10 +74,10 @@ class Steps:
 
         return event(self.strategy, act)
 
-    def train(self, model, batch, plain):
+    def train(self, model, step, batch, plain):
         """The logs of a train_step. plain: it is Keras' own, which takes one backward and one step."""
         self.begin(model)
-        step, variables, versions = _step(model, model.train_step, plain), model.trainable_variables, []
+        variables, versions = model.trainable_variables, []
 
         def act():
             versions[:] = [v._value._version for v in variables]
@@ -122,11 +126,11 @@ class Steps:
         found = {k: combined[k] if vote.item() == replicas else mean for k, mean, vote in zip(keys, means, votes)}
         return {**first, **found}
 
-    def predict(self, model, batch):
+    def predict(self, model, step, batch):
         """The outputs for all rows of the batch, in their order."""
         self.begin(model)
         part = self._part(batch)
-        results = self.run(model.predict_step, part)
+        results = self.run(step, part)
         found = [tree_map(lambda y, n=n: y[:n], result) for result, n in zip(results, part.share.rows)]
         if self.strategy._group is None or part.share.by_rank is None:
             return self.strategy.gather(regroup(found), axis=0)
@@ -199,28 +203,40 @@ def _keep_strategy(trainer):
 
 def _make_functions(trainer):
     """train_function, test_function and predict_function: of a list of steps_per_execution batches."""
-    train_step, test_step, metrics_result = trainer.train_step, trainer.test_step, trainer.get_metrics_result
-    compute_metrics = trainer.compute_metrics
+    train_step, test_step, predict_step = trainer.train_step, trainer.test_step, trainer.predict_step
+    metrics_result, compute_metrics = trainer.get_metrics_result, trainer.compute_metrics
 
     def is_plain(model, name, step):
         return getattr(type(model), name) is step and type(model).compute_metrics is compute_metrics
 
+    def one_of(self, name, theirs, run):
+        """The model's method `name` as it is called with a batch, and recorded (_replay.py): (recorded, function). run(steps,
+        step, batch, plain): with several replicas."""
+        steps, plain = steps_of(self), is_plain(self, name, theirs)
+        step = recorded(self, getattr(self, name), steps, plain)
+        if steps is None:
+            return step, (lambda data: step(as_tensors(data))) if plain else step
+        return step, lambda data: run(steps, step, data, plain)
+
     def train_one(self):
-        """A function of one batch: here a recorded step may take the place of the eager one."""
-        steps, plain = steps_of(self), is_plain(self, "train_step", train_step)
-        one = self.train_step if steps is None else lambda data: steps.train(self, data, plain)
-        return pydist.enable_grad()(one)  # beside `import tensorflow` it is off outside tapes
+        def run(steps, step, data, plain):
+            return steps.train(self, _step(self, step, plain), data, plain)
+
+        step, one = one_of(self, "train_step", train_step, run)
+        return step, pydist.enable_grad()(one)  # beside `import tensorflow` it is off outside tapes
 
     def test_one(self):
-        steps = steps_of(self)
-        if steps is None:
-            return pydist.no_grad()(self.test_step)
-        plain = is_plain(self, "test_step", test_step)
-        return pydist.no_grad()(lambda data: steps.test(self, data, plain))
+        def run(steps, step, data, plain):
+            return steps.test(self, _step(self, step, plain), data)
+
+        step, one = one_of(self, "test_step", test_step, run)
+        return step, pydist.no_grad()(one)
 
     def predict_one(self):
-        steps = steps_of(self)
-        return pydist.no_grad()(self.predict_step if steps is None else lambda data: steps.predict(self, data))
+        step, one = one_of(
+            self, "predict_step", predict_step, lambda steps, step, data, _: steps.predict(self, step, data)
+        )
+        return step, pydist.no_grad()(one)
 
     def over_batches(one):
         def function(batches):
@@ -240,7 +256,10 @@ def _make_functions(trainer):
     def maker(name, one, wrap):
         def make(self, force=False):
             if getattr(self, name) is None or force:
-                setattr(self, name, wrap(one(self)))
+                step, function = one(self)
+                function = wrap(function)
+                function.step = step
+                setattr(self, name, function)
             return getattr(self, name)
 
         return make

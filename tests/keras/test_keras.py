@@ -12,9 +12,22 @@ from lib.package import installed
 pytestmark = pytest.mark.skipif(not installed("keras"), reason="no keras (pip install '.[keras]')")
 
 
-@pytest.mark.parametrize("file", ["seams.py"])
-def test_in_its_own_process(file):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", Path(__file__).with_name(file)]
+@pytest.mark.parametrize(
+    "file, marks",
+    [("seams.py", ""), ("fit_replays.py", "not slow"), pytest.param("fit_replays.py", "slow", marks=pytest.mark.slow)],
+)
+def test_in_its_own_process(file, marks):
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        marks,
+        Path(__file__).with_name(file),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
 
