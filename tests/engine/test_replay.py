@@ -810,7 +810,7 @@ def test_a_forked_child_replays():
     assert run(pydist.zeros(2)).tolist() == [16.0, 16.0]
 
 
-def test_replays_ask_for_no_memory():
+def test_memory_of_replays_does_not_grow():
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     optimizer = optim.Adam(net.parameters())
 

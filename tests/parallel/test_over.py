@@ -163,7 +163,7 @@ def test_no_step_is_lost_or_undone(block):
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_thousand_steps_do_not_grow(world):
+def test_memory_of_a_thousand_steps_does_not_grow(world):
     def size():
         with open("/proc/self/statm") as f:
             return int(f.read().split()[1]) * 4096
