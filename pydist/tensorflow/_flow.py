@@ -9,6 +9,7 @@ import threading
 import time
 
 from pydist import _C
+from pydist._replay import in_python
 from pydist.data.strings import StringTensor
 from pydist.tensorflow import nest
 from pydist.tensorflow._tensors import Tensor, as_dtype, ints, tensor
@@ -123,11 +124,13 @@ def _by_dtypes(result, Tout):
     return tensor(result, like=as_dtype(Tout))
 
 
+@in_python
 def py_function(func=None, inp=None, Tout=None, name=None):
     """func(*inp), whose arguments are tensors, as tensors of the dtypes Tout."""
     return _by_dtypes(func(*[tensor(v) for v in inp or ()]), Tout)
 
 
+@in_python
 def numpy_function(func=None, inp=None, Tout=None, stateful=True, name=None):
     """func(*inp), whose arguments are NumPy's, as tensors of the dtypes Tout."""
     return _by_dtypes(func(*[tensor(v).numpy() for v in inp or ()]), Tout)
@@ -204,6 +207,7 @@ class device:
         return self._place.__exit__(*error)
 
 
+@in_python
 def print(*inputs, output_stream=None, summarize=3, sep=" ", end="\n", name=None):
     """Prints tensors by their values to sys.stderr, or to sys.stdout, a file ("file://..."). Long axes are shortened to
     `summarize` elements at each end; -1: all."""

@@ -1,8 +1,9 @@
-"""tf.function: marks a function that is called often. It runs as Python."""
+"""tf.function: marks a function that is called often. After some calls it is replayed (pydist/_replay.py)."""
 
 import functools
 import inspect
 
+from pydist._replay import Recorded
 from pydist.tensorflow import nest
 from pydist.tensorflow._tensors import Tensor, of_variable, tensor
 
@@ -45,14 +46,17 @@ class ConcreteFunction:
 
 
 class PolymorphicFunction:
-    """What tf.function returns: a call runs the Python function. Arrays among the arguments become tensors, numbers
-    among the results too."""
+    """What tf.function returns: a call runs the Python function or, from the fourth one with such arguments on, replays what
+    it does with tensors. Arrays among the arguments become tensors, numbers among the results too."""
 
     def __init__(self, python_function, input_signature=None, name=None, **settings):
         self._python_function = self.python_function = python_function
         self.input_signature = self._signature = None if input_signature is None else tuple(input_signature)
         self._settings, self._owner, self._keys = settings, None, set()
         functools.update_wrapper(self, python_function)
+        self._recorded = Recorded(
+            python_function, name=f"tf.function {getattr(python_function, '__name__', '')}".strip()
+        )
 
     def __get__(self, instance, owner=None):
         if instance is None:
@@ -73,7 +77,7 @@ class PolymorphicFunction:
         elif any(type(v).__module__ == "numpy" for v in args):
             args = [tensor(v) if type(v).__module__ == "numpy" else v for v in args]
         self._count(args, kwargs)
-        result = self._python_function(*args, **kwargs)
+        result = (self._python_function if _eager["always"] else self._recorded)(*args, **kwargs)
         return result if isinstance(result, Tensor) or result is None else nest.map_structure(_as_result, result)
 
     def _count(self, args, kwargs):
@@ -120,8 +124,9 @@ def function(func=None, input_signature=None, autograph=True, jit_compile=None, 
              experimental_implements=None, experimental_autograph_options=None, experimental_attributes=None,
              experimental_relax_shapes=None, experimental_compile=None,
              experimental_follow_type_hints=None):  # fmt: skip
-    """Marks a function that is called often. It runs as Python: each call prints what it prints. With an
-    input_signature, arguments that do not fit it raise TypeError."""
+    """Marks a function that is called often. Some calls run as Python; later ones repeat what it does with tensors, and
+    nothing else: no `print` (but tf.print), no counting in Python. What cannot be repeated, such as a function that reads
+    values of tensors, runs as Python for ever. With an input_signature, arguments that do not fit it raise TypeError."""
     if func is None:
         return lambda f: function(f, input_signature)
     return PolymorphicFunction(func, input_signature)

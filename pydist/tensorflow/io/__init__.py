@@ -6,6 +6,7 @@ import os as _os
 
 from pydist import _C
 from pydist._files import replacing as _replacing
+from pydist._replay import in_python as _in_python
 from pydist.data import FixedLenFeature as FixedLenFeature
 from pydist.data import FixedLenSequenceFeature as FixedLenSequenceFeature
 from pydist.data import TFRecordOptions as TFRecordOptions
@@ -56,6 +57,7 @@ def read_file(filename, name=None):
         raise _errors.NotFoundError(f"{path}; No such file or directory (expected a file)") from None
 
 
+@_in_python
 def write_file(filename, contents, name=None):
     """Writes a file, which appears whole. Folders are made."""
     path = _path(filename, "write_file")
