@@ -240,18 +240,19 @@ void pd_cuda_attention(const pd_attention *c, const void *q, const void *k, cons
 }
 void pd_cuda_attention_grad(const pd_attention *c, const void *g, const void *q, const void *k, const void *v, const void *mask, const void *out,
                             const void *lse, void *gq, void *gk, void *gv, void *scratch) {
-    if (pd_cuda_attention_fits(c, q, k, v, g) && pd_cuda_attention_grad_fits(c, out, gq, gk, gv)) {
-        pd_cuda_attention_mma_grad(c, g, q, k, v, mask, out, (const float *)lse, (float *)scratch, gq, gk, gv);
-        return;
-    }
+    const bool cores = pd_cuda_attention_fits(c, q, k, v, g) && pd_cuda_attention_grad_fits(c, out, gq, gk, gv);
+    if (cores) pd_cuda_attention_mma_grad(c, g, q, k, v, mask, out, (const float *)lse, (float *)scratch, gq, gk, gv);
+    if (cores && c->d <= PD_ATTENTION_SUMS) return;
     by_float(c->t, [&](auto e) {
         typedef typename decltype(e)::type E;
         typedef wide<E> T;
-        T *D = (T *)scratch;
-        launch(query_grad<E, T>, c->B * c->H * tiles_of(c->nq, SIDE) * parts_of(c->d), THREADS, *c, (const E *)g, (const E *)q, (const E *)k,
-               (const E *)v, mask, (const E *)out, (const T *)lse, D, (E *)gq);
-        launch(key_grad<E, T>, c->B * c->Hkv * tiles_of(c->nk, SIDE) * parts_of(c->d > c->dv ? c->d : c->dv), THREADS, *c, (const E *)g,
-               (const E *)q, (const E *)k, (const E *)v, mask, (const T *)lse, (const T *)D, (E *)gk, (E *)gv);
+        if (!cores) {
+            T *D = (T *)scratch;
+            launch(query_grad<E, T>, c->B * c->H * tiles_of(c->nq, SIDE) * parts_of(c->d), THREADS, *c, (const E *)g, (const E *)q, (const E *)k,
+                   (const E *)v, mask, (const E *)out, (const T *)lse, D, (E *)gq);
+            launch(key_grad<E, T>, c->B * c->Hkv * tiles_of(c->nk, SIDE) * parts_of(c->d > c->dv ? c->d : c->dv), THREADS, *c, (const E *)g,
+                   (const E *)q, (const E *)k, (const E *)v, mask, (const T *)lse, (const T *)D, (E *)gk, (E *)gv);
+        }
         sum_columns_of((const E *)gq, c->gqs, c->B, c->nq, c->H * c->d, c->sums[0]);
         sum_columns_of((const E *)gk, c->gks, c->B, c->nk, c->Hkv * c->d, c->sums[1]);
         sum_columns_of((const E *)gv, c->gvs, c->B, c->nk, c->Hkv * c->dv, c->sums[2]);

@@ -32,6 +32,9 @@ static inline __device__ int64_t keys_of(const pd_attention &c, int64_t i0, int6
     return c.causal && i0 + n < c.nk ? i0 + n : c.nk;
 }
 
+/* The widest heads whose gradients' sums of columns the kernels for tensor cores make. Wider ones leave no registers
+   for them. */
+enum { PD_ATTENTION_SUMS = 96 };
 /* Whether the kernels for tensor cores take a call, and these kernels. D[B, H, nq]: memory for sums of g * out along
    rows. */
 bool pd_cuda_attention_fits(const pd_attention *c, const void *q, const void *k, const void *v, const void *g);

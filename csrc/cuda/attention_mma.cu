@@ -297,7 +297,7 @@ static __global__ void __launch_bounds__(W * WARP, 2) query_grad(const __grid_co
     }
     const float one[2] = {1, 1};
     store<E, D>(gq + b * c.gqs[0] + h * c.gqs[1], c.gqs[2], row, c.nq, c.d, o, one);
-    sum_columns<E, D, W>(o, row, c.nq, c.d, h, b * tiles + i0 / ROWS, c.B * tiles, sums);
+    if constexpr (D <= PD_ATTENTION_SUMS) sum_columns<E, D, W>(o, row, c.nq, c.d, h, b * tiles + i0 / ROWS, c.B * tiles, sums);
 }
 
 /* Here all is transposed: rows are keys, columns are queries. The kernel makes gk, or gv, or both. */
@@ -358,8 +358,10 @@ static __global__ void __launch_bounds__(W * WARP, 2) key_grad(const __grid_cons
     const float one[2] = {1, 1};
     if (FOR_K) store<E, D>(gk + b * c.gks[0] + kv * c.gks[1], c.gks[2], j0 + own, c.nk, c.d, ok, one);
     if (FOR_V) store<E, D>(gv + b * c.gvs[0] + kv * c.gvs[1], c.gvs[2], j0 + own, c.nk, c.d, ov, one);
-    if (FOR_K) sum_columns<E, D, W>(ok, j0 + own, c.nk, c.d, kv, b * tiles + j0 / ROWS, c.B * tiles, sums_k);
-    if (FOR_V) sum_columns<E, D, W>(ov, j0 + own, c.nk, c.d, kv, b * tiles + j0 / ROWS, c.B * tiles, sums_v);
+    if constexpr (D <= PD_ATTENTION_SUMS) {
+        sum_columns<E, D, W>(ok, j0 + own, c.nk, c.d, kv, b * tiles + j0 / ROWS, c.B * tiles, sums_k);
+        sum_columns<E, D, W>(ov, j0 + own, c.nk, c.d, kv, b * tiles + j0 / ROWS, c.B * tiles, sums_v);
+    }
 }
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
@@ -413,7 +415,7 @@ void pd_cuda_attention_mma_grad(const pd_attention *c, const void *g, const void
         const int many = S::warps_grad * WARP, rows = 16 * S::warps_grad;
         const int64_t parts_q = c->B * ((c->nq + rows - 1) / rows), parts_k = c->B * ((c->nk + rows - 1) / rows);
         const int64_t of_q = c->H * counters_of(parts_q), of_k = c->Hkv * counters_of(parts_k);
-        const bool any_q = c->sums[0], any_k = c->sums[1] || c->sums[2];
+        const bool here = S::width <= PD_ATTENTION_SUMS, any_q = here && c->sums[0], any_k = here && (c->sums[1] || c->sums[2]);
         const int64_t floats = (any_q ? c->H * parts_q * c->d : 0) + (any_k ? 2 * c->Hkv * parts_k * c->d : 0);
         float *parts = floats ? (float *)pd_cuda_lent->room((size_t)floats * sizeof(float)) : nullptr;
         unsigned *counters = parts ? pd_cuda_counters((of_q > 2 * of_k ? of_q : 2 * of_k) + 1) : nullptr;

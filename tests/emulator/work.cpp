@@ -380,13 +380,13 @@ static pd_work work_of(row_attention, const pd_attention *c, const void *, const
 }
 /* gq and sums of g * out, for which the scores and their gradient are made again (3 products); then gk and gv, which
    make both, too (4). Tensor cores make gk and gv of heads above 128 apart, and the scores for each; gv needs no v. Sums
-   of columns are made of parts of 64 rows, 32 of heads above 128; without tensor cores by kernels that read the
-   gradients again. */
+   of columns are made of parts of 64 rows; of heads above PD_ATTENTION_SUMS, and without tensor cores, by kernels that
+   read the gradients again. */
 static pd_work work_of(row_attention_grad, const pd_attention *c, const void *g, const void *q, const void *k,
                        const void *v, const void *, const void *out, const void *, void *gq, void *gk, void *gv,
                        void *) {
     const bool cores = pd_cuda_attention_fits(c, q, k, v, g) && pd_cuda_attention_grad_fits(c, out, gq, gk, gv),
-               apart = cores && c->d > 128;
+               apart = cores && c->d > 128, within = cores && c->d <= PD_ATTENTION_SUMS;
     const double operands = queries(c, c->d) + queries(c, c->dv) + keys(c, c->d) + keys(c, c->dv),
                  made[] = {queries(c, c->d), keys(c, c->d), keys(c, c->dv)};
     pd_work w = {kind("attention", c->t, ", backward"),
@@ -394,14 +394,13 @@ static pd_work work_of(row_attention_grad, const pd_attention *c, const void *g,
                  logs(c) + queries(c, c->d) + keys(c, c->d) + keys(c, c->dv),
                  2 * pairs(c) * (double)((4 + apart) * c->d + 3 * c->dv), 2 + apart};
     for (int i = 0; i < 3; i++) {
-        const int64_t n = i ? c->nk : c->nq, rows = apart ? 32 : 64,
-                      columns = (i ? c->Hkv : c->H) * (i == 2 ? c->dv : c->d);
-        const pd_block all = {1, c->B * n, columns}, parts = {1, c->B * ((n + rows - 1) / rows), columns};
+        const int64_t n = i ? c->nk : c->nq, columns = (i ? c->Hkv : c->H) * (i == 2 ? c->dv : c->d);
+        const pd_block all = {1, c->B * n, columns}, parts = {1, c->B * ((n + 63) / 64), columns};
         if (!c->sums[i]) continue;
         cut cut = cut_of(&all, false, (size_t)size_of(c->t));
-        if (cores) cut.parts = parts.n;
+        if (within) cut.parts = parts.n;
         else w.read += made[i], w.launches++;
-        if (cores && parts.n == 1) w.read += 4 * (double)columns, w.written += 4 * (double)columns;
+        if (within && parts.n == 1) w.read += 4 * (double)columns, w.written += 4 * (double)columns;
         add_parts(&w, cut, all, 4);
         w.written += 4 * (double)columns;
     }
