@@ -90,7 +90,7 @@ class Rows:
         if self.made_for != (number, mine):
             steps = range(number, self.steps)
             self.loader._seed = self.seed
-            jobs = (job for at in steps for job in self._tasks(at))
+            jobs = (job for step in steps for job in self._tasks(step))
             self.feed = iter(self.loader._from_jobs(jobs, libraries=True))
         self.made_for = number + 1, mine
         return self.feed, {shard: self._length(shard, number) for shard in mine}

@@ -52,17 +52,10 @@ def _run_in_c(module):
     ):  # fmt: skip
         states = initial_state_h, initial_state_c
         if not _standard(activation, recurrent_activation) or not options.get("batch_first", True):
-            rest = (
-                kernel,
-                recurrent_kernel,
-                bias,
-                activation,
-                recurrent_activation,
-                return_sequences,
-                go_backwards,
-                unroll,
-            )
-            return their_lstm(inputs, *states, mask, *rest, **options)
+            return their_lstm(
+                inputs, *states, mask, kernel, recurrent_kernel, bias, activation, recurrent_activation, return_sequences,
+                go_backwards, unroll, **options,
+            )  # fmt: skip
         kernel, weight = convert(kernel), convert(recurrent_kernel)
         inputs, *states = (convert(t).to(kernel.dtype) for t in (inputs, *states))
         biases = None if bias is None else convert(bias), None
@@ -73,17 +66,10 @@ def _run_in_c(module):
         go_backwards=False, unroll=False, reset_after=True,
     ):  # fmt: skip
         if not _standard(activation, recurrent_activation) or not reset_after:
-            rest = (
-                kernel,
-                recurrent_kernel,
-                bias,
-                activation,
-                recurrent_activation,
-                return_sequences,
-                go_backwards,
-                unroll,
-            )
-            return their_gru(inputs, initial_state, mask, *rest, reset_after=reset_after)
+            return their_gru(
+                inputs, initial_state, mask, kernel, recurrent_kernel, bias, activation, recurrent_activation, return_sequences,
+                go_backwards, unroll, reset_after,
+            )  # fmt: skip
         kernel, weight = convert(kernel), convert(recurrent_kernel)
         inputs, state = (convert(t).to(kernel.dtype) for t in (inputs, initial_state))
         biases = (None, None) if bias is None else [_turned(b) for b in convert(bias)]

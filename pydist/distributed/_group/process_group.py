@@ -191,15 +191,20 @@ def current(group=None):
 def for_call(group):
     """current(group), for a call of the program. Raises RuntimeError inside a logical shard: ranks run different numbers of
     shards, so their calls would not match."""
-    if not _any_logical:  # as in current, with fewer calls
-        found = (getattr(_here, "group", None) or _default) if group is None else None
-        return current(group) if found is None else found
-    if (found := logical()) is not None and found.open is not None:
+    if _any_logical:
+        _refuse_inside_shard()
+    if group is not None:
+        return _checked_group(group)
+    return getattr(_here, "group", None) or _default or current()
+
+
+def _refuse_inside_shard():
+    found = logical()
+    if found is not None and found.open is not None:
         raise RuntimeError(
             f"a collective or message inside logical shard {found.open} (expected it outside of the loop over the shards: "
             "ranks run different numbers of shards)"
         )
-    return current(group)
 
 
 def is_fast(op, order):
