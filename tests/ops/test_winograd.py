@@ -11,7 +11,8 @@ import pytest
 import pydist
 import pydist.nn.functional as F
 
-# images, channels in and out, height, width, padding: odd sizes, images smaller than a tile, units of several images
+# images, channels in and out, height, width, padding: odd sizes, images smaller than a tile, units of several images,
+# few tiles (one, up to 128) and more, channels that no panel of the products divides
 SHAPES = [
     (4, 64, 64, 32, 32, 1),
     (3, 16, 48, 13, 17, 0),
@@ -22,6 +23,10 @@ SHAPES = [
     (2, 16, 16, 40, 20, (2, 0)),
     (80, 32, 32, 1, 1, 1),
     (1, 16, 32, 3, 600, 1),
+    (1, 16, 16, 4, 4, 1),
+    (3, 144, 80, 6, 5, 1),
+    (8, 160, 144, 8, 8, 1),
+    (9, 160, 144, 8, 8, 1),
 ]
 
 
