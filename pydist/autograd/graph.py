@@ -7,7 +7,12 @@ from pydist._C import Node
 
 __all__ = ["Node", "disable_saved_tensors_hooks", "save_on_cpu", "saved_tensors_hooks"]
 
-_here = threading.local()  # .why: the message of disable_saved_tensors_hooks
+
+class _Here(threading.local):
+    why = None  # the message of disable_saved_tensors_hooks
+
+
+_here = _Here()
 
 
 class saved_tensors_hooks:
@@ -35,7 +40,7 @@ class saved_tensors_hooks:
         self._before = []
 
     def __enter__(self):
-        if getattr(_here, "why", None) is not None:
+        if _here.why is not None:
             raise RuntimeError(_here.why)
         self._before.append(_C._set_saved_hooks((self.pack_hook, self.unpack_hook)))
 
@@ -66,7 +71,7 @@ class disable_saved_tensors_hooks:
         self.error_message = error_message
 
     def __enter__(self):
-        self._before, _here.why = getattr(_here, "why", None), self.error_message
+        self._before, _here.why = _here.why, self.error_message
 
     def __exit__(self, *error):
         _here.why = self._before

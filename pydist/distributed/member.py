@@ -157,7 +157,8 @@ def _alive(group):
 
 def members(group=None):
     """The live members of `group` (default: the default group), in the order of registration."""
-    return [member for _, member in _alive(current(group))]
+    room = _rooms.get(current(group))
+    return [member for entry in list(room.entries) if (member := entry()) is not None] if room else []
 
 
 def group_of(member):

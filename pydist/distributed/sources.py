@@ -73,14 +73,17 @@ class Rows:
 
     def _length(self, shard, step):
         """How many micro-batches a shard has in a step."""
-        return max(0, min(self.accumulate, self.batches[shard] - step * self.accumulate))
+        left = self.batches[shard] - step * self.accumulate
+        return self.accumulate if left >= self.accumulate else left if left > 0 else 0
 
-    def _tasks(self, step):
-        """(the state of its random generator, indices) of this rank's micro-batches of a step, in order."""
-        for shard in self.logical.mine():
-            rows, first = range(shard, self.total, self.logical.shards), step * self.accumulate
-            for n in range(first, first + self._length(shard, step)):
-                yield (self.seed, n << 32, shard), at(self.order, rows[n * self.size : (n + 1) * self.size])
+    def _jobs(self, first):
+        """(the state of its random generator, indices) of this rank's micro-batches of the steps from `first` on."""
+        mine = [(shard, range(shard, self.total, self.logical.shards)) for shard in self.logical.mine()]
+        seed, size, order = self.seed, self.size, self.order
+        for step in range(first, self.steps):
+            for shard, rows in mine:
+                for n in range(step * self.accumulate, step * self.accumulate + self._length(shard, step)):
+                    yield (seed, n << 32, shard), at(order, rows[n * size : (n + 1) * size])
 
     def step(self, number):
         """This rank's micro-batches of a step."""
@@ -88,10 +91,8 @@ class Rows:
             return None
         mine = self.logical.mine()
         if self.made_for != (number, mine):
-            steps = range(number, self.steps)
             self.loader._seed = self.seed
-            jobs = (job for step in steps for job in self._tasks(step))
-            self.feed = iter(self.loader._from_jobs(jobs, libraries=True))
+            self.feed = iter(self.loader._from_jobs(self._jobs(number), libraries=True))
         self.made_for = number + 1, mine
         return self.feed, {shard: self._length(shard, number) for shard in mine}
 

@@ -71,7 +71,7 @@ class Step:
     def __init__(self, logical, feed, lengths, overlaps, count):
         self.number, self._logical, self._overlaps = logical.step, logical, overlaps
         self._feed, self._lengths, self._count, self._total = feed, lengths, count, None
-        self._mine, self._blocks = logical.mine(), logical.blocks()
+        self._blocks, self._mine = logical.dealt()
         self._models = [m for m in member.members() if getattr(m, "runs_shards", False)]
         self._seed = _C._rng_key()[0]
         self._noted, self._means = {}, {}

@@ -18,22 +18,25 @@ class Logical:
         self.shares = None  # by rank; None: even ones
         self.open = None  # the number of the shard that this rank runs now
         self.times = deque(maxlen=64)  # ns that this rank has taken for a shard, the last ones
-        self._dealt = None, None
+        self._group, self._shares, self._dealt = None, None, None  # the last answer of dealt(), and for what
 
-    def blocks(self):
-        """The Blocks of the default group, with these shares."""
+    def dealt(self):
+        """The Blocks of the default group with these shares, and the shards of this rank in the order in which it runs
+        them."""
         group = process_group.current()
-        key = group.size, self.shares
-        if self._dealt[0] != key:
+        if self._group is not group or self._shares is not self.shares:
             shares = self.shares or _C.share_shards(self.shards, group.size)
             local = group.ranks_per_host
             hosts = [rank // local for rank in range(group.size)] if local > 1 else None
-            self._dealt = key, _C.Blocks(self.shards, shares, hosts)
-        return self._dealt[1]
+            blocks = _C.Blocks(self.shards, shares, hosts)
+            self._group, self._shares, self._dealt = group, self.shares, (blocks, blocks.of_rank(group.rank))
+        return self._dealt
+
+    def blocks(self):
+        return self.dealt()[0]
 
     def mine(self):
-        """The shards of this rank, in the order in which it runs them."""
-        return self.blocks().of_rank(process_group.current().rank)
+        return self.dealt()[1]
 
 
 def checked(op, shards, name="logical_shards"):

@@ -14,11 +14,19 @@ _joined = None  # the Place that this group and later ones are connected to
 _backend = Backend(Backend.NATIVE)
 _asked = False  # init_process_group was called; False if a collective made the group
 _lent = False  # run_ranks has called it, and the function of the rank may call it, too
-_here = threading.local()  # .group: the group of a thread that is a rank
 _made = {}  # see made_apart
 _logical = None  # the Logical of the process
 _any_logical = False  # whether a thread or the process has had one
 _lock = threading.Lock()
+
+
+class _Here(threading.local):
+    """What a thread that is a rank has for its own. In other threads nothing is set, which is quick to see."""
+
+    group = logical = None
+
+
+_here = _Here()
 
 
 def outside(op):
@@ -72,11 +80,11 @@ def is_available():
 
 def is_initialized():
     """True after init_process_group, and always in a thread that is a rank."""
-    return _asked or getattr(_here, "group", None) is not None
+    return _asked or _here.group is not None
 
 
 def _existing():
-    return getattr(_here, "group", None) or _default
+    return _here.group or _default
 
 
 def get_rank(group=None):
@@ -127,12 +135,12 @@ def get_global_rank(group, group_rank):
 
 def made_apart():
     """A dictionary by the ranks of a group: how often this rank has made such a group without the ranks outside it."""
-    return _here.__dict__.setdefault("made", {}) if getattr(_here, "group", None) else _made
+    return _here.__dict__.setdefault("made", {}) if _here.group else _made
 
 
 def logical():
     """The Logical (logical.py) of this thread or process, or None."""
-    return _here.__dict__.get("logical", None) if getattr(_here, "group", None) is not None else _logical
+    return _logical if _here.group is None else _here.logical
 
 
 def _set_logical(shards):
@@ -141,7 +149,7 @@ def _set_logical(shards):
 
     _any_logical = _any_logical or shards is not None
     made = None if shards is None else Logical(shards)
-    if getattr(_here, "group", None) is not None:
+    if _here.group is not None:
         _here.logical = made
     else:
         _logical = made
@@ -195,7 +203,7 @@ def for_call(group):
         _refuse_inside_shard()
     if group is not None:
         return _checked_group(group)
-    return getattr(_here, "group", None) or _default or current()
+    return _here.group or _default or current()
 
 
 def _refuse_inside_shard():
@@ -318,7 +326,7 @@ def init_process_group(
         )
     if store is not None and init_method is not None:
         raise ValueError("init_process_group: got both init_method and store (expected one of them)")
-    own = getattr(_here, "group", None) or (_default if _lent else None)
+    own = _here.group or (_default if _lent else None)
     if own is not None:  # a rank of run_ranks already has its group
         if rank not in (-1, None, own.rank) or world_size not in (-1, None, own.size):
             raise ValueError(
@@ -362,7 +370,7 @@ def lend_process_group(rank, world):
 def destroy_process_group(group=None):
     """Leaves the group (default: the process's group). Tensors that were reduced in it stay valid."""
     global _default, _asked, _backend, _lent
-    own = getattr(_here, "group", None)
+    own = _here.group
     if group is None:
         group = own or _default
     if group is None or group is _NON_MEMBER:

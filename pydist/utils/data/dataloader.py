@@ -242,7 +242,7 @@ class DataLoader:
 
         workers = min(self.num_workers, 1) if self._is_iterable else self.num_workers
         if workers == 0:
-            return map(aside, jobs)
+            return (fetch(task) for _, task in jobs) if self._is_pure() else map(aside, jobs)
         ahead = workers * self.prefetch_factor
         return prefetch(jobs, seeded, self._start_thread, workers, ahead, self.timeout or None, seed, self.dataset)
 

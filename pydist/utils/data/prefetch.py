@@ -14,13 +14,19 @@ from time import monotonic
 GRACE = 5.0  # seconds for all workers of a loader together to end their tasks
 
 WorkerInfo = namedtuple("WorkerInfo", ("id", "num_workers", "seed", "dataset"))
-_here = threading.local()
+
+
+class _Here(threading.local):
+    info = None
+
+
+_here = _Here()
 
 
 def get_worker_info():
     """In a loader's worker its (id, num_workers, seed, dataset), elsewhere None. The seed is the epoch's seed plus
     id."""
-    return getattr(_here, "info", None)
+    return _here.info
 
 
 class _Job:
