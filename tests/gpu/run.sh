@@ -39,7 +39,7 @@ step() { # title, seconds it may take, command: at most what is left of the part
 tests() { # title, seconds, processes, pytest's arguments
     local title=$1 limit=$2 workers=$3 options=(-q --tb=short -rfE)
     shift 3
-    have pytest_timeout && options+=(--timeout 60)
+    have pytest_timeout && options+=(--timeout "${each:-60}")
     [ "$workers" -gt 1 ] && have xdist && options+=(-n "$workers")
     step "$title" "$limit" $python -m pytest "${options[@]}" "$@"
 }
@@ -81,7 +81,7 @@ print(pydist.cuda.get_device_name(), pydist._C.cuda_built(), pydist._C.cublaslt_
     tests "graphs, pinned memory, mixed precision" 60 1 tests/gpu/test_gpu_graphs.py
     tests "kernels at larger sizes, complex numbers" 90 4 tests/gpu/test_gpu_{kernels,complex}.py
     tests "what passes make besides, sums that wait" 60 4 tests/gpu/test_gpu_{beside,later}.py
-    tests "training, functions, modules, CUDA against CPU" 90 4 tests/gpu/test_gpu_{training,functions,modules}.py
+    tests "training, functions, modules, shards, CUDA against CPU" 90 4 tests/gpu/test_gpu_{training,functions,modules,shards}.py
     tests "the profiler, what measures" 60 1 tests/gpu/test_gpu_{profiler,benchmarks}.py
     tests "ops, CUDA against CPU" 180 6 tests/gpu/test_gpu_ops.py
 }
@@ -104,7 +104,7 @@ part_B() {
 
 part_C() {
     build || return
-    tests "NCCL on one and two ranks" 400 1 tests/gpu/test_gpu_nccl.py
+    each=170 tests "NCCL on one and two ranks" 400 1 tests/gpu/test_gpu_nccl.py # each: a job's limit of 150 s, and its end
     [ -n "$emulated" ] && echo "no GPU: compute-sanitizer is not run" && return
     if command -v compute-sanitizer >/dev/null; then
         step "compute-sanitizer" 90 compute-sanitizer --error-exitcode 3 $python -m pytest -q --tb=short \
