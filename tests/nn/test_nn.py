@@ -167,6 +167,31 @@ def test_apply_and_requires_grad():
     assert net.requires_grad_(False) is net and not any(p.requires_grad for p in net.parameters())
 
 
+def test_memory_format_of_a_module():
+    """Weights of four dimensions are laid out anew, gradients and a step with them stay the same."""
+    pydist.manual_seed(0)
+    net, x = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3)), pydist.randn(2, 3, 8, 8)
+    net(x).square().sum().backward()
+    want = [p.grad.clone() for p in net.parameters()]
+    before = list(net.parameters())
+    assert net.to(memory_format=pydist.channels_last) is net
+    assert all(a is b for a, b in zip(before, net.parameters()))
+    for p in net.parameters():
+        assert p.is_contiguous(memory_format=pydist.channels_last if p.dim() == 4 else pydist.contiguous_format)
+        assert p.grad.stride() == p.stride()
+    net.zero_grad()
+    net(x).square().sum().backward()
+    values = [p.detach().clone() for p in before]
+    pydist.optim.SGD(before, lr=0.5).step()
+    for p, grad, value in zip(before, want, values):
+        assert pydist.allclose(p.grad, grad, rtol=1e-4, atol=1e-3)
+        assert (p == value - 0.5 * p.grad).all()
+    stride = net[0].weight.stride()
+    assert net.double()[0].weight.stride() == stride
+    with pytest.raises(ValueError, match="expected 4 dimensions"):
+        nn.Conv3d(2, 4, 3).to(memory_format=pydist.channels_last)
+
+
 def test_conversion_keeps_parameters():
     block = Block()
     before = list(block.parameters())

@@ -416,11 +416,12 @@ class Module:
         return self
 
     def to(self, *args, **kwargs):
-        """`to(device)`, `to(dtype)`, `to(device, dtype)` or `to(tensor)`: moves parameters and buffers in place. The
-        dtype must be floating and changes only floating tensors. Returns self."""
+        """`to(device)`, `to(dtype)`, `to(device, dtype)`, `to(tensor)` or `to(memory_format=channels_last)`: moves
+        parameters and buffers in place. The dtype must be floating and changes only floating tensors; the memory format
+        changes tensors of 4 and 5 dimensions. Returns self."""
         device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
+        memory_format = kwargs.pop("memory_format", None)
         kwargs.pop("non_blocking", None)
-        kwargs.pop("memory_format", None)
         if kwargs:
             raise TypeError(f"to() got an unexpected keyword argument '{next(iter(kwargs))}'")
         for arg in args:
@@ -436,6 +437,8 @@ class Module:
         def convert(tensor):
             if device is not None:
                 tensor = tensor.to(device)
+            if memory_format is not None and tensor.dim() in (4, 5):
+                tensor = tensor.to(memory_format=memory_format)
             return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
         return self._apply(convert)
