@@ -1,75 +1,24 @@
-"""S6: the TensorBoard callback writes with pydist.utils.tensorboard, in the place of TensorFlow's summaries. Rank 0 writes."""
+"""S6: the TensorBoard callback writes with pydist.tensorflow.summary, in the place of TensorFlow's. Rank 0 writes."""
 
 import functools
-from contextlib import contextmanager
+from types import SimpleNamespace
 
 from pydist.keras._callbacks import writes
-from pydist.utils.tensorboard import SummaryWriter, records
 
 
-class _Writer:
-    """One folder's file, which is made when something is written."""
+def _summary_of(model):
+    from pydist.tensorflow import summary  # programs without the callback do not need it
 
-    def __init__(self, summary, folder):
-        self._summary, self._folder, self._file = summary, folder, None
-
-    def file(self):
-        self._file = self._file or SummaryWriter(self._folder)
-        return self._file
-
-    @contextmanager
-    def as_default(self, step=None):
-        """In this block summaries go into this file."""
-        self._summary.writers.append((self, step))
-        try:
-            yield
-        finally:
-            self._summary.writers.pop()
-
-    def flush(self):
-        if self._file:
-            self._file.flush()
-
-    def close(self):
-        if self._file:
-            self._file.close()
+    if writes(model):
+        return summary
+    return SimpleNamespace(**vars(summary) | {"create_file_writer": lambda folder: summary.create_noop_writer()})
 
 
-class _Summary:
-    """What the callback uses of the module tensorflow.summary. on=False: nothing is written."""
+def _describe(summary, text):
+    """Writes the configuration of a model, for TensorBoard's conceptual graph."""
+    from pydist.tensorflow.compat.v1 import PluginData, SummaryMetadata
 
-    def __init__(self, on):
-        self._on, self.writers, self._conditions = on, [], []
-
-    def create_file_writer(self, folder):
-        return _Writer(self, folder)
-
-    @contextmanager
-    def record_if(self, condition):
-        self._conditions.append(condition)
-        try:
-            yield
-        finally:
-            self._conditions.pop()
-
-    def _write(self, write, step):
-        if self._on and self.writers and all(condition() for condition in self._conditions):
-            writer, default = self.writers[-1]
-            write(writer.file(), int(default if step is None else step))
-
-    def scalar(self, name, data, step=None):
-        self._write(lambda file, step: file.add_scalar(name, data, step), step)
-
-    def histogram(self, name, data, step=None):
-        self._write(lambda file, step: file.add_histogram(name, data, step), step)
-
-    def image(self, name, data, step=None):
-        self._write(lambda file, step: file.add_images(name, data, step, dataformats="NHWC"), step)
-
-    def model(self, name, text, step):
-        """The configuration of a model, for TensorBoard's conceptual graph."""
-        value = records.value(name, records.plugin("graph_keras_model", "1"), records.string(text))
-        self._write(lambda file, step: file.file_writer.add_summary(value, step), step)
+    summary.write("keras", text, 0, SummaryMetadata(PluginData("graph_keras_model", b"1")))
 
 
 def _write_here(module):
@@ -78,7 +27,7 @@ def _write_here(module):
     @property
     def summary(self):
         if self._summary_module is None:
-            self._summary_module = _Summary(writes(self.model))
+            self._summary_module = _summary_of(self.model)
         return self._summary_module
 
     def write_model(self):
@@ -90,7 +39,7 @@ def _write_here(module):
             module.warnings.warn(f"TensorBoard: the model cannot be described as JSON: {error}", stacklevel=2)
             return
         with self._train_writer.as_default():
-            self.summary.model("keras", text, 0)
+            _describe(self.summary, text)
 
     def only_rank_0(plain):
         @functools.wraps(plain)
