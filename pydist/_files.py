@@ -1,6 +1,7 @@
 """Files whose new content appears all at once, at the end."""
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -82,3 +83,11 @@ def replacing(path, mode="wb"):
             _sync(fd)
         finally:
             os.close(fd)
+
+
+@contextmanager
+def alone(path):
+    """One process of this host at a time is in the with statement of this lock file. A process that dies frees it."""
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

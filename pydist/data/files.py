@@ -1,7 +1,6 @@
 """Files of records that are read by number: where their records begin is found once, and kept beside large files."""
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -10,7 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from pydist import _C
-from pydist._files import replacing
+from pydist._files import alone, replacing
 from pydist.data import pool
 from pydist.data.spec import StringTensor
 
@@ -138,8 +137,7 @@ def local_copy(folder, path, size, changed):
     copy = os.path.join(folder, f"{mark}-{os.path.basename(os.fsdecode(path))}")
     os.makedirs(folder, exist_ok=True)
     if not os.path.exists(copy):
-        with open(os.path.join(folder, f".{mark}.lock"), "w") as lock:  # its death frees it
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with alone(os.path.join(folder, f".{mark}.lock")):
             if not os.path.exists(copy):
                 with open(path, "rb") as source, replacing(copy) as to:
                     shutil.copyfileobj(source, to, 1 << 20)

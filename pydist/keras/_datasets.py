@@ -6,24 +6,21 @@ a host downloads a file, while the others wait. Without a network the error says
 """
 
 import contextlib
-import fcntl
 import functools
 import gzip
 import inspect
 import os
 import urllib.error
 import urllib.parse
-import urllib.request
 import warnings
 import zlib
 from pathlib import Path
 
 import numpy as np
 
-from pydist._files import replacing
+from pydist._download import CHUNK, chunks
+from pydist._files import alone, replacing
 
-TIMEOUT = 20  # seconds without an answer
-_CHUNK = 1 << 20
 _PIXELS = 3 * 32 * 32
 
 
@@ -142,15 +139,10 @@ def _local(find):
 def _retrieve(url, filename, reporthook=None):
     """urllib's urlretrieve, for servers that answer within TIMEOUT. The file appears when it is whole."""
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as response, replacing(filename) as file:
-            size, count = int(response.headers.get("Content-Length", -1)), 0
-            while chunk := response.read(_CHUNK):
-                file.write(chunk)
-                count += 1
+        with replacing(filename) as file:
+            for count, (_, size) in enumerate(chunks(url, file), 1):
                 if reporthook:
-                    reporthook(count, _CHUNK, size)
-            if 0 <= size != file.tell():
-                raise OSError(f"{file.tell()} of {size} bytes came")
+                    reporthook(count, CHUNK, -1 if size is None else size)
     except urllib.error.HTTPError:
         raise
     except OSError as error:  # URLError is one
@@ -161,14 +153,10 @@ def _retrieve(url, filename, reporthook=None):
 @contextlib.contextmanager
 def _alone(folder, name):
     """One process of this host at a time is in here for this file."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / f".{name}.lock", "w")
-    except OSError:  # a folder that cannot be written to; Keras takes another one
-        yield
-        return
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a folder that cannot be written to; Keras takes another one
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(alone(folder / f".{name}.lock"))
         yield
 
 

@@ -6,24 +6,20 @@ import lzma
 import os
 import shutil
 import tarfile
-import urllib.error
-import urllib.request
 import zipfile
 from pathlib import Path
 
+from pydist._download import CHUNK, chunks
 from pydist._files import replacing
 
-_TIMEOUT = 20  # s without a byte after which a download fails
-_CHUNK = 1 << 20
 
-
-def calculate_md5(fpath, chunk_size=_CHUNK):
+def calculate_md5(fpath, chunk_size=CHUNK):
     """The file's MD5 as hexadecimal digits."""
     with open(fpath, "rb") as file:
         return _digest(file, hashlib.md5(usedforsecurity=False), chunk_size)
 
 
-def _digest(file, algorithm, chunk_size=_CHUNK):
+def _digest(file, algorithm, chunk_size=CHUNK):
     while chunk := file.read(chunk_size):
         algorithm.update(chunk)
     return algorithm.hexdigest()
@@ -43,16 +39,9 @@ def _fetch(url, file):
     """Writes the content of `url` to `file`, with a progress bar."""
     from tqdm import tqdm
 
-    request = urllib.request.Request(url, headers={"User-Agent": "pydist.vision"})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
-        size = response.headers.get("Content-Length")
-        size = None if size is None else int(size)
-        with tqdm(total=size, unit="B", unit_scale=True, desc=url.rpartition("/")[2], leave=False) as bar:
-            while chunk := response.read(_CHUNK):
-                file.write(chunk)
-                bar.update(len(chunk))
-        if size is not None and file.tell() != size:
-            raise urllib.error.URLError(f"only {file.tell()} of {size} bytes came")
+    with tqdm(unit="B", unit_scale=True, desc=url.rpartition("/")[2], leave=False) as bar:
+        for came, bar.total in chunks(url, file):
+            bar.update(came)
 
 
 def _download(url, target, algorithm, check):
