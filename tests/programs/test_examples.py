@@ -257,6 +257,40 @@ def test_sentiment_on_one_and_two_ranks(tmp_path, refusal):
     assert "power of two" in refusal("sentiment", "--data", tmp_path, "--logical-shards", 3)
 
 
+@pytest.fixture
+def colours(tmp_path):
+    """A folder with small files like CIFAR-10's, whose images have the colour of their class."""
+    random = np.random.default_rng(0)
+    for name, count in (("data_batch_1.bin", 64), ("test_batch.bin", 16)):
+        classes = np.arange(count, dtype=np.uint8) % 10
+        images = random.integers(0, 25, (count, 3072), dtype=np.uint8) + 25 * classes[:, None]
+        (tmp_path / name).write_bytes(np.concatenate([classes[:, None], images], 1).tobytes())
+    return tmp_path
+
+
+def images(*args, ranks=None):
+    return start("-m", "pydist.examples.image_classification", "--batch-size", 32, *args, ranks=ranks, timeout=300)
+
+
+def test_image_classification(colours, refusal):
+    assert 0 <= accuracy(images("--data", colours, "--epochs", 1)) <= 1
+    assert len(list((colours / "records").glob("data-?-of-4.tfrecord"))) == 4
+    for bad, content in (("no data_batch*.bin", None), ("100 bytes (expected a multiple of 3073)", b"x" * 100)):
+        folder = colours / f"bad{content is None}"
+        folder.mkdir()
+        if content:
+            (folder / "data_batch_1.bin").write_bytes(content)
+        assert bad in refusal("image_classification", "--data", folder)
+    assert "at least 1" in refusal("image_classification", "--data", colours, "--epochs", 0)
+
+
+@pytest.mark.skipif(not LONG, reason="takes a minute: .ci/full runs it")
+def test_image_classification_ablates(colours):
+    done = images("--data", colours, "--epochs", 1, "--ablate", ranks=2)
+    rows = re.findall(r"^.*\| (\w+) +\| +[\d.]+ \| -?[\d.]+% \| [01]\.\d+ \|$", done.stdout, re.MULTILINE)
+    assert rows == ["baseline", "input", "communication", "bf16", "all"], done.stdout + done.stderr
+
+
 @pytest.mark.skipif(not installed("keras"), reason="no Keras")
 def test_keras_mnist_on_one_and_two_ranks(folder, tmp_path):
     options = ("-m", "pydist.examples.keras_mnist", "--data", folder, "--epochs", 1)
