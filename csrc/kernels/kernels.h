@@ -250,13 +250,16 @@ typedef struct pd_xent {
    elements; one stride of a matrix must be 1, unless that dimension has size 1. beta 1 adds to C, 0 overwrites it. A
    batch stride of 0 broadcasts. F32, F64, F16, BF16; the last two are added in F32. K = 0 gives bias or zeros. The bits
    are the same for any number of threads, even if K is long and M, N are short. wide: C is F32 while A and B are F16 or
-   BF16; there is no bias then. */
+   BF16; there is no bias then. reuse: a product of many with one B, in one piece of scratch. After the first one, what
+   was packed there may be used AGAIN. */
+typedef enum { PD_GEMM_ONCE, PD_GEMM_FIRST, PD_GEMM_AGAIN } pd_gemm_reuse;
 typedef struct pd_gemm {
     pd_dtype t;
     int64_t batch, M, N, K;
     int64_t a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row; /* C's columns are unit stride */
     bool relu, wide;
     int beta;
+    pd_gemm_reuse reuse;
 } pd_gemm;
 #ifndef __cplusplus
 /* The product of dense matrices: A [M, K], or [K, M] if turned; B [K, N], or [N, K] if turned; C [M, N]. */

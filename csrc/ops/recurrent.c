@@ -77,9 +77,11 @@ static pd_status recurrent_infer(pd_call *c) {
     return pd_out_shape(c, CELLS, t, 3, (int64_t[]){lstm ? T : 0, B, H});
 }
 
-/* u = h W^T + bias */
+/* u = h W^T + bias, in each step with the same W */
 static pd_gemm product_of(const layer *l) {
-    return pd_gemm_dense(l->cell.t, l->cell.B, l->width, l->cell.H, false, true);
+    pd_gemm s = pd_gemm_dense(l->cell.t, l->cell.B, l->width, l->cell.H, false, true);
+    s.reuse = PD_GEMM_FIRST;
+    return s;
 }
 static size_t rounded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
@@ -101,6 +103,7 @@ static pd_status recurrent_kernel(const pd_call *c) {
     for (int64_t i = 0; i < l.T; i++) {
         const size_t t = (size_t)step_at(&l, i);
         PD_TRY(pd_gemm_run(&s, h, pd_tensor_data(c->in[W]), bias, u, rest));
+        s.reuse = PD_GEMM_AGAIN;
         pd_cell_step one = {.x = (char *)pd_tensor_data(c->in[X]) + t * wide,
                             .u = u,
                             .h0 = h,
@@ -168,7 +171,7 @@ static void recurrent_fast(pd_vjp *v) {
     pd_tensor *gx = pd_x_new(v, l.cell.t, 3, in[X]->size), *gu = gru ? pd_x_new(v, l.cell.t, 3, in[X]->size) : gx;
     pd_tensor *gh = start_grad(v, in[H0], NULL), *gc = lstm ? start_grad(v, in[C0], gc_in) : NULL;
     pd_gemm back = pd_gemm_dense(l.cell.t, l.cell.B, l.cell.H, l.width, false, false);
-    back.beta = gru || in[MASK];
+    back.beta = gru || in[MASK], back.reuse = PD_GEMM_FIRST;
     size_t most = pd_gemm_scratch(&back), other = weight_grad_scratch(&l);
     int64_t bytes = (int64_t)(most > other ? most : other);
     pd_tensor *scratch = pd_x_new(v, PD_U8, 1, &bytes);
@@ -192,6 +195,7 @@ static void recurrent_fast(pd_vjp *v) {
         }
         pd_here()->cell_grad(&l.cell, &one);
         v->status = pd_gemm_run(&back, one.gu, pd_tensor_data(in[W]), NULL, one.gh, pd_tensor_data(scratch));
+        back.reuse = PD_GEMM_AGAIN;
         if (v->status) return;
     }
     if (pd_vjp_needs(v, X)) pd_vjp_set(v, X, gx);

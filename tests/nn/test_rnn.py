@@ -70,6 +70,24 @@ def test_layers(kind, options, start):
     compare(ours, theirs, ours(x, *mine), theirs(y, *other))
 
 
+@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
+@pytest.mark.parametrize("rows, width", [(1, 20), (5, 40), (30, 60), (27, 300)])
+def test_weights_that_are_packed_once(kind, rows, width):
+    """All steps use the weight that the first one has packed, on one thread and on several."""
+    threads, found = pydist.get_num_threads(), []
+    try:
+        for n in (1, 2, 3):
+            pydist.set_num_threads(n)
+            ours, theirs = pair(kind, 3, width)
+            x, y = both(4, rows, 3)
+            compare(ours, theirs, ours(x), theirs(y))
+            found.append([p.grad for p in ours.parameters()])
+    finally:
+        pydist.set_num_threads(threads)
+    for other in found[1:]:
+        assert all((a == b).all() for a, b in zip(found[0], other))
+
+
 @pytest.mark.parametrize(
     "kind, options",
     [("RNN", {"nonlinearity": "relu"}), ("LSTM", {"proj_size": 3, "bidirectional": True, "num_layers": 2})],

@@ -32,9 +32,14 @@ typedef struct task {
     char *C;
     const char *bias;
     int64_t c_row;
-    bool relu, add; /* add: adds to C instead of writing it */
+    bool relu, add, packed; /* add: adds to C instead of writing it; packed: all of B is in scratch */
     char *scratch;
 } task;
+
+/* Whether a task packs all of its B, for products after it. */
+static bool keeps(const pd_gemm *c, int64_t N) {
+    return c->reuse && N <= NC_BYTES / (int64_t)(c->t == PD_F64 ? 8 : 4);
+}
 
 typedef struct grid {
     int64_t tm, tn, split, chunk, slots;
@@ -85,7 +90,7 @@ static int64_t slot_bytes(const pd_gemm *c, const grid *g) {
     int64_t size = c->t == PD_F64 ? 8 : 4,
             n = c->N < NC_BYTES / size ? up(c->N, nr(c->t)) : up(NC_BYTES / size, nr(c->t));
     int64_t k = c->K < KC ? c->K : KC, m = c->M < MC ? c->M : MC;
-    int64_t bytes = up(m * (k + 16) * size, 64) + up(n * k * size, 64);
+    int64_t bytes = up(m * (k + 16) * size, 64) + up(n * (c->reuse ? c->K : k) * size, 64);
     if (is_half(c->t) && g->split == 1) {
         int64_t units_m = ((c->M + MR - 1) / MR + g->tm - 1) / g->tm,
                 units_n = ((c->N + nr(c->t) - 1) / nr(c->t) + g->tn - 1) / g->tn;
@@ -120,8 +125,9 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
     const grid *g = &j->g;
     int64_t size = (int64_t)pd_dtype_size(c->t), wide = c->t == PD_F64 ? 8 : 4,
             result = (int64_t)pd_dtype_size(pd_gemm_result(c));
-    char *slot = j->scratch + begin / j->per_slot * j->slot, *partials = j->scratch + g->slots * j->slot;
+    char *partials = j->scratch + g->slots * j->slot;
     for (int64_t k = begin; k < end; k++) {
+        const bool apart = j->per_slot == 1; /* each task has a slot, whoever runs it */
         int64_t s = k % g->split, tn = k / g->split % g->tn, tm = k / g->split / g->tn % g->tm,
                 b = k / g->split / g->tn / g->tm;
         int64_t m0 = cut(c->M, g->tm, tm, MR), m1 = cut(c->M, g->tm, tm + 1, MR);
@@ -131,7 +137,8 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
                   .N = n1 - n0,
                   .K = c->K - k0 < g->chunk ? c->K - k0 : g->chunk,
                   .c_row = c->c_row,
-                  .scratch = slot};
+                  .packed = c->reuse == PD_GEMM_AGAIN && apart && g->split == 1 && keeps(c, n1 - n0),
+                  .scratch = j->scratch + (apart ? k : begin / j->per_slot) * j->slot};
         t.A = j->A + (b * c->a_batch + m0 * c->a_row + k0 * c->a_col) * size;
         t.B = j->B + (b * c->b_batch + n0 * c->b_col + k0 * c->b_row) * size;
         if (g->split > 1) {
@@ -174,7 +181,7 @@ static void join_rows(void *ctx, int64_t begin, int64_t end) {
 static bool turned(const pd_gemm *c, pd_gemm *to) {
     if (c->N != 1 || c->M < 4 || c->c_row != 1 || c->a_row != 1 || c->a_col == 1) return false;
     *to = *c;
-    to->M = 1, to->N = c->M;
+    to->M = 1, to->N = c->M, to->reuse = PD_GEMM_ONCE; /* B is what was A */
     to->a_batch = c->b_batch, to->a_row = 1, to->a_col = c->b_row;
     to->b_batch = c->a_batch, to->b_row = c->a_col, to->b_col = c->a_row;
     to->c_row = c->M;
