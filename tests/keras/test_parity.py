@@ -25,7 +25,7 @@ def losses(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parity")
     for side in ("torch", "pydist"):
         command = [sys.executable, Path(__file__).with_name("parity.py"), side, folder]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=within(600))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=within(2400))
         assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"{side}.json").read_text()) for side in ("torch", "pydist")]
 
