@@ -11,7 +11,6 @@ faster communication, with 16-bit numbers, and with all three, and prints a tabl
 
 import argparse
 import glob
-import gzip
 import io
 import os
 import sys
@@ -27,9 +26,9 @@ from pydist import distributed as dist
 from pydist.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from pydist.nn.parallel import DistributedDataParallel
 from pydist.vision import models
+from pydist.vision.datasets.cifar import load_binary
 
 CLASSES, SIDE, PADDING = 10, 32, 4
-RECORD = 1 + 3 * SIDE * SIDE  # bytes: the class, then red, green and blue
 SHARDS = 4
 FEATURES = {"image": data.FixedLenFeature([], data.string), "label": data.FixedLenFeature([], pydist.int64)}
 ALL = frozenset(("input", "communication", "bf16"))
@@ -40,15 +39,8 @@ def batches_of(folder, part):
     paths = sorted(glob.glob(f"{glob.escape(str(folder))}/{part}_batch*.bin*"))
     if not paths:
         raise FileNotFoundError(f"no {part}_batch*.bin or {part}_batch*.bin.gz in {folder}")
-    rows = []
-    for path in paths:
-        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
-            content = file.read()
-        if not content or len(content) % RECORD:
-            raise ValueError(f"{path}: {len(content)} bytes (expected a multiple of {RECORD})")
-        rows.append(np.frombuffer(content, np.uint8).reshape(-1, RECORD))
-    rows = np.concatenate(rows)
-    return rows[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), rows[:, 0]
+    images, labels = (np.concatenate(column) for column in zip(*map(load_binary, paths)))
+    return images.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), labels
 
 
 def write_records(folder, records, part):

@@ -7,13 +7,11 @@ a host downloads a file, while the others wait. Without a network the error says
 
 import contextlib
 import functools
-import gzip
 import inspect
 import os
 import urllib.error
 import urllib.parse
 import warnings
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -48,21 +46,6 @@ def _from_idx(*names):
             return idx.read_pair(folder, "train"), idx.read_pair(folder, "t10k")
 
 
-def _binary(path, labels, at):
-    """(images, labels) of a file of CIFAR's binary version. `labels` label bytes stand before each image; `at` is the number of
-    the one that counts."""
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            content = np.frombuffer(file.read(), "uint8")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}: damaged or cut short: {error} (expected a whole gzip file)") from None
-    width = labels + _PIXELS
-    if not content.size or content.size % width:
-        raise ValueError(f"{path}: {content.size} bytes (expected a multiple of {width}: {labels} labels and an image)")
-    rows = content.reshape(-1, width)
-    return rows[:, labels:], rows[:, at]
-
-
 def _python(path, key):
     """(images, labels) of a file of CIFAR's Python version."""
     from pydist.vision.datasets.cifar import load_batch
@@ -81,7 +64,9 @@ def _from_cifar(names, parts, labels, at, key):
     training and for tests. If some are missing, the others are used, with a warning."""
     from keras.src.backend import image_data_format
 
-    ways = {".bin": lambda file: _binary(file, labels, at), "": lambda file: _python(file, key)}
+    from pydist.vision.datasets.cifar import load_binary
+
+    ways = {".bin": lambda file: load_binary(file, labels, at), "": lambda file: _python(file, key)}
     ways[".bin.gz"] = ways[".bin"]
     for folder, (suffix, read) in ((folder, way) for folder in _folders(*names) for way in ways.items()):
         files = [[folder / f"{name}{suffix}" for name in part] for part in parts]
@@ -137,7 +122,7 @@ def _local(find):
 
 
 def _retrieve(url, filename, reporthook=None):
-    """urllib's urlretrieve, for servers that answer within TIMEOUT. The file appears when it is whole."""
+    """urllib's urlretrieve, which ends where a server does not answer. The file appears when it is whole."""
     try:
         with replacing(filename) as file:
             for count, (_, size) in enumerate(chunks(url, file), 1):

@@ -275,7 +275,10 @@ def images(*args, ranks=None):
 def test_image_classification(colours, refusal):
     assert 0 <= accuracy(images("--data", colours, "--epochs", 1)) <= 1
     assert len(list((colours / "records").glob("data-?-of-4.tfrecord"))) == 4
-    for bad, content in (("no data_batch*.bin", None), ("100 bytes (expected a multiple of 3073)", b"x" * 100)):
+    for bad, content in (
+        ("no data_batch*.bin", None),
+        ("100 bytes (expected a multiple of 3073: 1 labels and an image)", b"x" * 100),
+    ):
         folder = colours / f"bad{content is None}"
         folder.mkdir()
         if content:

@@ -1,6 +1,8 @@
 """CIFAR-10 and CIFAR-100, the Python version."""
 
+import gzip
 import os
+import zlib
 from warnings import warn
 
 import numpy as np
@@ -9,6 +11,8 @@ from pydist._unpickle import unpickle
 from pydist.vision._pillow import pillow
 from pydist.vision.datasets.utils import check_integrity, download_and_extract_archive
 from pydist.vision.datasets.vision import VisionDataset
+
+PIXELS = 3 * 32 * 32
 
 
 def load_batch(path):
@@ -24,6 +28,22 @@ def load_batch(path):
         raise
     except Exception as error:  # a damaged pickle raises nearly any exception
         raise ValueError(f"{path}: not a batch of CIFAR's Python version: {error}") from error
+
+
+def load_binary(path, labels=1, at=0):
+    """(images, labels) of a file of CIFAR's binary version, which may be a .gz: bytes [N, 3072], red, green and blue, and
+    [N]. `labels` label bytes stand before each image; `at` is the number of the one that counts. Raises ValueError, which
+    names the file, if it is damaged."""
+    try:
+        with (gzip.open if str(path).endswith(".gz") else open)(path, "rb") as file:
+            content = np.frombuffer(file.read(), "uint8")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: damaged or cut short: {error} (expected a whole gzip file)") from None
+    width = labels + PIXELS
+    if not content.size or content.size % width:
+        raise ValueError(f"{path}: {content.size} bytes (expected a multiple of {width}: {labels} labels and an image)")
+    rows = content.reshape(-1, width)
+    return rows[:, labels:], rows[:, at]
 
 
 class CIFAR10(VisionDataset):
