@@ -250,8 +250,8 @@ typedef struct pd_xent {
    elements; one stride of a matrix must be 1, unless that dimension has size 1. beta 1 adds to C, 0 overwrites it. A
    batch stride of 0 broadcasts. F32, F64, F16, BF16; the last two are added in F32. K = 0 gives bias or zeros. The bits
    are the same for any number of threads, even if K is long and M, N are short. wide: C is F32 while A and B are F16 or
-   BF16; there is no bias then. reuse: a product of many with one B, in one piece of scratch. After the first one, what
-   was packed there may be used AGAIN. */
+   BF16; there is no bias then. reuse: for products with the same B and scratch, the first of them and those after it,
+   which may use what the first one packed there. */
 typedef enum { PD_GEMM_ONCE, PD_GEMM_FIRST, PD_GEMM_AGAIN } pd_gemm_reuse;
 typedef struct pd_gemm {
     pd_dtype t;

@@ -30,7 +30,8 @@ class ReplicaShards(Logical):
         """(this rank's shards, the Blocks of all ranks or None where there is one rank)."""
         if group is None:
             return tuple(range(self.shards)), None
-        return tuple(self.mine()), self.blocks()
+        blocks, mine = self.dealt()
+        return tuple(mine), blocks
 
     def measure(self, now):
         """Counts a step, and looks at the ranks' speeds: now, or in every 20th step. Every rank calls it. Returns whether

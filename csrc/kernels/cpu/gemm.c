@@ -126,8 +126,8 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
     int64_t size = (int64_t)pd_dtype_size(c->t), wide = c->t == PD_F64 ? 8 : 4,
             result = (int64_t)pd_dtype_size(pd_gemm_result(c));
     char *partials = j->scratch + g->slots * j->slot;
+    const bool apart = j->per_slot == 1; /* each task has a slot, whoever runs it */
     for (int64_t k = begin; k < end; k++) {
-        const bool apart = j->per_slot == 1; /* each task has a slot, whoever runs it */
         int64_t s = k % g->split, tn = k / g->split % g->tn, tm = k / g->split / g->tn % g->tm,
                 b = k / g->split / g->tn / g->tm;
         int64_t m0 = cut(c->M, g->tm, tm, MR), m1 = cut(c->M, g->tm, tm + 1, MR);

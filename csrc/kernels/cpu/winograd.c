@@ -270,6 +270,7 @@ static weights weights_of(const pd_conv *c, const void *gy, const void *x) {
 }
 static int64_t v_numbers(const weights *s) { return up(PLACES * s->block * s->across * s->v_ld, 16); }
 static int64_t d_numbers(const weights *s) { return up(PLACES * s->block * s->across * up(s->c->K, NR), 16); }
+
 /* Part `cut` of the channels of x: [first, last), and numbers from a place of its U to the next, and of all places. */
 typedef struct cut_of_x {
     int64_t first, last, place, all;

@@ -214,8 +214,8 @@ class DataLoader:
     def _from_jobs(self, jobs, libraries=False):
         """The results of jobs, which are pairs (state of the random generator, task), in order. `libraries`: the
         generators of `random` and NumPy get a seed from that state, too, except in threads, which share them."""
-        seed = self._seed
-        libraries = libraries and not self._is_pure()
+        seed, pure = self._seed, self._is_pure()
+        libraries = libraries and not pure
         pins = self.pin_memory and cuda.is_available()
         if self.num_workers and self.multiprocessing_context is not None:
             made = self._from_processes(jobs, seed, libraries)
@@ -242,7 +242,7 @@ class DataLoader:
 
         workers = min(self.num_workers, 1) if self._is_iterable else self.num_workers
         if workers == 0:
-            return (fetch(task) for _, task in jobs) if self._is_pure() else map(aside, jobs)
+            return (fetch(task) for _, task in jobs) if pure else map(aside, jobs)
         ahead = workers * self.prefetch_factor
         return prefetch(jobs, seeded, self._start_thread, workers, ahead, self.timeout or None, seed, self.dataset)
 
