@@ -3,6 +3,7 @@
 #include "py/autograd/tree.h"
 #include "py/py.h"
 
+#include <frameobject.h> /* Python 3.10 declares functions of frames here */
 #include <structmember.h>
 
 /* Something that must still be where it was: dict[key] is value, or the cell's content is. */
