@@ -1,7 +1,7 @@
 """Where the micro-batches of logical shards come from: a data set's rows by number, or a stream for each shard.
 
-A source has begin(epoch, seed) for a pass, and step(number), which gives this rank's micro-batches of a step of that pass
-as (an iterator over them in the order of its shards, how many each shard has), or None where the pass has ended for all
+A source has begin(epoch, seed) for a pass, and step(number, mine), which gives the micro-batches of the shards `mine` in a
+step of that pass as (an iterator over them in this order, how many each shard has), or None where the pass has ended for all
 ranks. Steps are asked for in order, but a step that was not made, or whose shards have changed hands, is asked again.
 lines() says what has to be the same on all ranks.
 """
@@ -69,32 +69,36 @@ class Rows:
         self.order, self.made_for = self.sampler.order(), None
         self.total = self.sampler.total_size
         self.batches = [self._batches(shard, self.total) for shard in range(self.logical.shards)]
-        self.steps = len(self)
+        self.steps, self.whole = len(self), min(self.batches) // self.accumulate  # whole: of all shards
 
     def _length(self, shard, step):
         """How many micro-batches a shard has in a step."""
+        if step < self.whole:
+            return self.accumulate
         left = self.batches[shard] - step * self.accumulate
         return self.accumulate if left >= self.accumulate else left if left > 0 else 0
 
-    def _jobs(self, first):
-        """(the state of its random generator, indices) of this rank's micro-batches of the steps from `first` on."""
-        mine = [(shard, range(shard, self.total, self.logical.shards)) for shard in self.logical.mine()]
+    def _jobs(self, first, mine):
+        """(the state of its random generator, indices) of the micro-batches of these shards from step `first` on."""
+        mine = [(shard, range(shard, self.total, self.logical.shards)) for shard in mine]
         seed, size, order = self.seed, self.size, self.order
         for step in range(first, self.steps):
+            begin = step * self.accumulate
             for shard, rows in mine:
-                for n in range(step * self.accumulate, step * self.accumulate + self._length(shard, step)):
+                for n in range(begin, begin + self._length(shard, step)):
                     yield (seed, n << 32, shard), at(order, rows[n * size : (n + 1) * size])
 
-    def step(self, number):
-        """This rank's micro-batches of a step."""
+    def step(self, number, mine):
+        """The micro-batches of these shards in a step."""
         if number >= self.steps:
             return None
-        mine = self.logical.mine()
         if self.made_for != (number, mine):
             self.loader._seed = self.seed
-            self.feed = iter(self.loader._from_jobs(self._jobs(number), libraries=True))
+            self.feed = iter(self.loader._from_jobs(self._jobs(number, mine), libraries=True))
+            self.lengths = dict.fromkeys(mine, self.accumulate)
         self.made_for = number + 1, mine
-        return self.feed, {shard: self._length(shard, number) for shard in mine}
+        lengths = self.lengths if number < self.whole else {shard: self._length(shard, number) for shard in mine}
+        return self.feed, lengths
 
 
 class Streams:
@@ -150,9 +154,8 @@ class Streams:
             take()
         return take
 
-    def step(self, number):
-        """This rank's micro-batches of a step. Every rank calls it."""
-        mine = self.logical.mine()
+    def step(self, number, mine):
+        """The micro-batches of these shards in a step. Every rank calls it."""
         if self.made_for != (number, mine):  # a new pass, another attempt, or other shards: from their beginnings
             self.streams = {shard: self._open(shard, number * self.accumulate) for shard in mine}
         self.made_for = number + 1, mine

@@ -47,7 +47,7 @@ class Shard:
 
     def __init__(self, step, number, batches, length):
         self.step, self.number = step, number
-        self._batches, self._length, self._left = iter(batches), length, length
+        self._batches, self._length, self._left = batches, length, length
 
     def __len__(self):
         return self._length
@@ -68,56 +68,52 @@ class Step:
     """A training step. `number`: how many were made before it. Iterating gives the logical shards of this rank, which
     may be none; afterwards .grad of each parameter is the mean over all shards of all ranks."""
 
-    def __init__(self, logical, feed, lengths, overlaps, count):
-        self.number, self._logical, self._overlaps = logical.step, logical, overlaps
-        self._feed, self._lengths, self._count, self._total = feed, lengths, count, None
-        self._blocks, self._mine = logical.dealt()
+    has_gradient = False  # all shards of all ranks were run
+    _shard = None  # the one under way, also while an exception leaves it
+    _total = None  # of the loop's `count`
+
+    def __init__(self, loop, dealt, feed, lengths):
+        self._logical, self._overlaps, self._count = loop._logical, loop.overlap, loop.count
+        self._feed, self._lengths, (self._blocks, self._mine) = feed, lengths, dealt
+        self.number = self._logical.step
         self._models = [m for m in member.members() if getattr(m, "runs_shards", False)]
         self._seed = _C._rng_key()[0]
         self._noted, self._means = {}, {}
-        self._shard = None  # the one under way, also while an exception leaves it
-        self.has_gradient = False  # all shards of all ranks were run
 
     def __iter__(self):
-        if self.has_gradient or self._logical.open is not None:
+        logical, models = self._logical, self._models
+        if self.has_gradient or logical.open is not None:
             raise RuntimeError("shards: the shards of a step are run twice (expected one loop over them)")
         if ledger.on:
             ledger.begin(self)
         if self._count is not None:
             self._load_and_count()
-        for at, number in enumerate(self._mine):
-            self._open(at, number)
-            shard = Shard(self, number, self._feed, self._lengths[number])
-            begin = perf_counter_ns()
-            try:
+        try:
+            for at, number in enumerate(self._mine):
+                logical.open = self._shard = number
+                _C._enter_shard(self._seed, self.number, number)
+                for model in models:
+                    model.open_shard(at)
+                shard = Shard(self, number, self._feed, self._lengths[number])
+                begin = perf_counter_ns()
                 yield shard
-            finally:
-                self._logical.open = None
-                _C._note_place("")
-            if shard._left:
-                raise RuntimeError(
-                    f"shards: shard {number} was left before its last micro-batch, with {shard._left} of {len(shard)} to "
-                    "come (expected a loop to its end)"
-                )
-            for model in self._models:
-                model.close_shard(number)
-            self._shard = None
-            if ledger.on:
-                ledger.shard(self, number)
-            self._logical.times.append(perf_counter_ns() - begin)
-        self._finish()
-
-    def _open(self, at, number):
-        self._logical.open = self._shard = number
-        _C._note_place(f"logical shard {number} of step {self.number}")
-        _C._rng_shard(0)  # the shard's number is in the state itself
-        _C.set_rng_state((self._seed, (2 * self.number + 1) << 32, number))
-        for model in self._models:
-            model.open_shard(at)
-
-    def _finish(self):
+                logical.open = None
+                if shard._left:
+                    raise RuntimeError(
+                        f"shards: shard {number} was left before its last micro-batch, with {shard._left} of {len(shard)} "
+                        "to come (expected a loop to its end)"
+                    )
+                for model in models:
+                    model.close_shard(number)
+                self._shard = None
+                if ledger.on:
+                    ledger.shard(self, number)
+                logical.times.append(perf_counter_ns() - begin)
+        finally:
+            logical.open = None
+            _C._leave_shards()
         owner = self._blocks.owner(0)
-        for model in self._models:
+        for model in models:
             model.end_step(owner)
         _C.set_rng_state((self._seed, (2 * self.number + 2) << 32, 0))
         self.has_gradient = True
@@ -213,11 +209,12 @@ class Shards:
 
     def _next(self, kind=Step):
         """The next step, or None at the end. After one that was not made, it is the same step once more."""
-        found = self.source.step(self._done)
+        dealt = self._logical.dealt()
+        found = self.source.step(self._done, dealt[1])
         if found is None:
             self._done = 0
             return None
-        self._now = kind(self._logical, *found, self.overlap, self.count)
+        self._now = kind(self, dealt, *found)
         return self._now
 
     def _made(self):

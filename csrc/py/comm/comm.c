@@ -275,8 +275,9 @@ static PyMethodDef functions[] = {
      "commit_decide(made, has, own) -> bool\n\nWhether rank `own` of the survivors makes the step that was under way "
      "when a rank died (csrc/comm/algo/commit.h). made: how many steps each has made; has: whether each has the next "
      "gradient."},
-    {"_note_place", pd_py_note_place, METH_O,
-     "_note_place(text)\n\nWhat this process works on, for ranks that ask where it is; '': nothing special."},
+    {"_enter_shard", pd_py_enter_shard, METH_VARARGS,
+     "_enter_shard(seed, step, shard): random numbers are those of this logical shard, and where the rank is says so."},
+    {"_leave_shards", pd_py_leave_shards, METH_NOARGS, "_leave_shards(): no logical shard is open."},
     {"share_shards", (PyCFunction)(void (*)(void))pd_py_share_shards, METH_VARARGS | METH_KEYWORDS,
      "share_shards(shards, ranks, times=None) -> list\n\nHow many logical shards each rank gets so that a step ends "
      "soonest. times: how long each rank takes for a shard, 1 to 1023 in any unit; None: all take the same."},

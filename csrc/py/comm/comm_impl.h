@@ -157,7 +157,8 @@ void pd_py_sites_package(PyObject *module); /* functions in this module's folder
 
 /* ---- status_report.c ---- */
 void pd_py_place(char *text, size_t size); /* hooks.h; may be called by any thread */
-PyObject *pd_py_note_place(PyObject *module, PyObject *text); /* "" ends it */
+PyObject *pd_py_enter_shard(PyObject *module, PyObject *args);
+PyObject *pd_py_leave_shards(PyObject *module, PyObject *unused);
 int pd_py_status_request(void);            /* hooks.h: since the last call */
 void pd_py_listen_usr1(bool on);           /* handles SIGUSR1, or no longer, unless the user handles it */
 

@@ -112,6 +112,7 @@ static PyObject *close_shard(PyObject *self, PyObject *unused) {
     pd_status status;
     (void)unused;
     if (!r) return NULL;
+    if (pd_reducer_shards(r) && pd_reducer_is_closed(r)) Py_RETURN_NONE; /* its last backward has */
     uint64_t site = pd_py_site();
     PD_PY_NO_GIL(status = pd_reducer_close_shard(r, site));
     return pd_py_none_or(status);

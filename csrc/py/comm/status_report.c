@@ -20,13 +20,30 @@ static struct {
     char text[300];
 } look;
 
-static char note[100]; /* what the program works on; read and written with the GIL */
+/* The logical shard that the program runs; read and written with the GIL. */
+static struct {
+    bool open;
+    unsigned long shard;
+    unsigned long long step;
+} at;
 
-PyObject *pd_py_note_place(PyObject *module, PyObject *text) {
-    const char *utf8 = PyUnicode_AsUTF8(text);
+PyObject *pd_py_enter_shard(PyObject *module, PyObject *args) {
+    unsigned long long seed, step;
+    unsigned long shard;
     (void)module;
-    if (!utf8) return NULL;
-    snprintf(note, sizeof note, "%s", utf8);
+    if (!PyArg_ParseTuple(args, "KKk:_enter_shard", &seed, &step, &shard)) return NULL;
+    if (pd_is_recording()) pd_record_outside("it runs logical shards");
+    at.open = true;
+    at.shard = shard;
+    at.step = step;
+    pd_rng_set_shard(0); /* the shard's number is in the key itself */
+    pd_rng_set(&(pd_rng_key){.seed = seed, .call = (2 * step + 1) << 32, .stream = (uint32_t)shard});
+    Py_RETURN_NONE;
+}
+
+PyObject *pd_py_leave_shards(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    at.open = false;
     Py_RETURN_NONE;
 }
 
@@ -58,7 +75,8 @@ static void *run(void *unused) {
     *look.text = 0;
     find(look.text, sizeof look.text);
     size_t used = strlen(look.text);
-    if (used && *note) snprintf(look.text + used, sizeof look.text - used, ", %s", note);
+    if (used && at.open)
+        snprintf(look.text + used, sizeof look.text - used, ", logical shard %lu of step %llu", at.shard, at.step);
     PyGILState_Release(gil);
     atomic_store(&look.state, FOUND);
     return NULL;

@@ -3,6 +3,7 @@
 import os
 from functools import partial
 from itertools import chain, islice, repeat
+from operator import itemgetter
 
 from pydist import _C, cuda
 from pydist.distributed._group.process_group import get_rank
@@ -221,9 +222,7 @@ class DataLoader:
             made = self._from_processes(jobs, seed, libraries)
             return map(pinned, made) if pins else made
         make = self._maker()()
-
-        def fetch(task):
-            return pinned(make(task)) if pins else make(task)
+        fetch = (lambda task: pinned(make(task))) if pins else make
 
         def seeded(job):
             state, task = job
@@ -242,7 +241,7 @@ class DataLoader:
 
         workers = min(self.num_workers, 1) if self._is_iterable else self.num_workers
         if workers == 0:
-            return (fetch(task) for _, task in jobs) if pure else map(aside, jobs)
+            return map(fetch, map(itemgetter(1), jobs)) if pure else map(aside, jobs)
         ahead = workers * self.prefetch_factor
         return prefetch(jobs, seeded, self._start_thread, workers, ahead, self.timeout or None, seed, self.dataset)
 
