@@ -26,6 +26,7 @@ from hashlib import sha256
 from pathlib import Path
 
 TRANSPORTS = ("shm", "tcp", "hosts", "mpi")  # one host; a host for each rank; hosts of two ranks; mpirun and MPI
+_TAIL = 1 << 16  # bytes at the end of a ledger that hold its last row
 
 
 class Run(namedtuple("Run", "world threads transport kills", defaults=(0,))):
@@ -167,15 +168,28 @@ def _inside(script, arguments):
     runpy.run_path(script, run_name="__main__")
 
 
-def _kill_some(process, path, count, seed):
-    """A thread that kills so many ranks of a launched job at random moments, once they train."""
-    chance = random.Random(seed)
+def _steps_begun(path):
+    """How many steps any rank of a job has begun, by the ends of their ledgers."""
+    most = 0
+    for file in path.parent.glob(path.name + ".*"):
+        with file.open("rb") as rows:
+            rows.seek(max(0, file.stat().st_size - _TAIL))
+            numbers = re.findall(rb'"step": (\d+)', rows.read())
+        most = max(most, int(numbers[-1]) + 1 if numbers else 0)
+    return most
+
+
+def _kill_some(process, path, count, options):
+    """A thread that kills so many ranks of a launched job, each in a random step before the last ones: a rank that is killed
+    when the others have ended would give the job its code."""
+    chance = random.Random(options.seed)
+    steps = sorted(chance.randint(1, max(1, options.steps - 3)) for _ in range(count))
 
     def work():
-        while process.poll() is None and not list(path.parent.glob(path.name + ".*")):
-            time.sleep(0.005)
-        for _ in range(count):
-            time.sleep(chance.uniform(0, 0.3))
+        for step in steps:
+            while process.poll() is None and _steps_begun(path) < step:
+                time.sleep(0.002)
+            time.sleep(chance.uniform(0, 0.02))
             children = _children(process.pid)
             if process.poll() is None and len(children) > 1:
                 os.kill(chance.choice(children), signal.SIGKILL)
@@ -220,7 +234,7 @@ def execute(run, options, folder):
         stderr=subprocess.STDOUT,
         text=True,
     )
-    killer = _kill_some(process, path, run.kills, options.seed)
+    killer = _kill_some(process, path, run.kills, options)
     try:
         said, _ = process.communicate(timeout=options.timeout)
     except subprocess.TimeoutExpired:
