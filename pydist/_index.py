@@ -52,6 +52,10 @@ LATER = {  # file of pydist/_functions: functions, methods
         "digamma erfc erfinv i0 lgamma mvlgamma polygamma",
         "digamma digamma_ erfc erfc_ erfinv erfinv_ i0 i0_ lgamma lgamma_ mvlgamma polygamma",
     ),
+    "spectra": (
+        "istft stft",
+        "istft stft",
+    ),
     "statistics": (
         (
             "corrcoef cov cummax cummin cumprod cumulative_trapezoid diff dist logcumsumexp nanmean nanmedian "

@@ -440,6 +440,8 @@ def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
     """Norms of matrices. "fro": the root of the sum of squares; "nuc": the sum of the singular values; 2, -2: the
     largest, smallest singular value; 1, -1: the largest, smallest sum of |x| over a column; inf, -inf: over a row."""
     A = A if dtype is None else A.to(dtype)
+    if len(as_tuple(dim)) != 2:
+        raise RuntimeError(f"linalg.matrix_norm: dim is {dim} (expected two dimensions)")
     rows, columns = (axis_of("linalg.matrix_norm", d, A.dim()) for d in dim)
     if rows == columns or A.dim() < 2:
         raise RuntimeError(f"linalg.matrix_norm: dimensions {tuple(dim)} of shape {tuple(A.shape)} (expected two)")

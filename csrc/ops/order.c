@@ -447,13 +447,20 @@ static pd_status scatter_compose(pd_call *c) {
     return pd_x_end(v, y.t, &c->out[0]);
 }
 
-static pd_status scatter_add_compose(pd_call *c) {
-    const scatter_attrs a = {*(const int64_t *)c->attrs, SUM, 1};
+static pd_status compose_as(pd_call *c, scatter_attrs a) {
     pd_call as = *c;
     as.attrs = &a;
     pd_status status = scatter_compose(&as);
     c->out[0] = as.out[0];
     return status;
+}
+static pd_status scatter_add_compose(pd_call *c) {
+    return compose_as(c, (scatter_attrs){*(const int64_t *)c->attrs, SUM, 1});
+}
+static pd_status scatter_reduce_compose(pd_call *c) {
+    scatter_attrs a = *(const scatter_attrs *)c->attrs;
+    if (a.how > AMIN) a.how -= 2; /* max and min are other names */
+    return compose_as(c, a);
 }
 
 const pd_op pd_op_scatter_add = {
@@ -465,14 +472,14 @@ const pd_op pd_op_scatter_add = {
 };
 const pd_op pd_op_scatter_reduce = {
     .sig =
-        "scatter_reduce(Tensor input, int dim, Tensor index, Tensor src, enum(sum|prod|mean|amax|amin) reduce, "
+        "scatter_reduce(Tensor input, int dim, Tensor index, Tensor src, enum(sum|prod|mean|amax|amin|max|min) reduce, "
         "bool include_self=True)",
     .doc =
         "A copy of input in which the elements of src with index[i][j] (for dim 0, and so on) become one: their sum, "
         "product, mean, maximum or minimum, input's own element among them unless include_self is False.",
     .flags = PD_FUNC | PD_METHOD,
     .attrs = sizeof(scatter_attrs),
-    .compose = scatter_compose,
+    .compose = scatter_reduce_compose,
 };
 
 /* ---- running sums ------------------------------------------------------------------------------------------------ */

@@ -48,6 +48,11 @@ bool pd_py_number(PyObject *o, pd_scalar *out) {
     return ok;
 }
 
+bool pd_py_value(PyObject *o, pd_scalar *out) {
+    if (pd_py_is_tensor(o) && pd_py_tensor(o)->numel == 1) return pd_py_scalar(pd_py_tensor(o), PD_WAIT, out);
+    return pd_py_number(o, out);
+}
+
 static bool wrong(PyObject *o, const char *op, const char *arg, const char *want) {
     if (!PyErr_Occurred())
         PyErr_Format(PyExc_TypeError, "%s: %s is %.100s (expected %s)", op, arg, Py_TYPE(o)->tp_name, want);
@@ -72,9 +77,7 @@ bool pd_py_int(PyObject *o, const char *op, const char *arg, int64_t *out) {
 
 bool pd_py_double(PyObject *o, const char *op, const char *arg, double *out) {
     pd_scalar s;
-    if (pd_py_is_tensor(o) && pd_py_tensor(o)->numel == 1) {
-        if (!pd_py_scalar(pd_py_tensor(o), PD_WAIT, &s)) return false;
-    } else if (!pd_py_number(o, &s)) return wrong(o, op, arg, "float");
+    if (!pd_py_value(o, &s)) return wrong(o, op, arg, "float");
     if (s.cat == PD_CAT_COMPLEX) {
         PyErr_Format(PyExc_TypeError, "%s: %s is complex (expected a real number)", op, arg);
         return false;

@@ -69,10 +69,8 @@ static bool set(const pd_def *def, const pd_param *p, PyObject *o, parsed *a) {
     case PD_T_TENSORS: case PD_T_TENSORS_OPT:
         return pd_py_tensors(o, def->name, p->name, &a->seq, &a->list, &a->nlist);
     case PD_T_SCALAR:
-        if (pd_py_is_tensor(o) && pd_py_tensor(o)->numel == 1)
-            return pd_py_scalar(pd_py_tensor(o), PD_WAIT, (pd_scalar *)at);
         if (o == Py_None && p->optional && ((pd_scalar *)at)->cat < 0) return true; /* its default */
-        if (!pd_py_number(o, (pd_scalar *)at)) return wrong_type(def, p, o, "a number");
+        if (!pd_py_value(o, (pd_scalar *)at)) return wrong_type(def, p, o, "a number");
         return true;
     case PD_T_INT_OPT:
         if (o == Py_None) {

@@ -86,6 +86,7 @@ int pd_py_visit_tensors(pd_tensor *(*next)(void *ctx, int k), void *ctx, uint32_
 
 /* ---- args.c: false with the exception set ---- */
 bool pd_py_number(PyObject *o, pd_scalar *out);   /* false without an exception if o is no number */
+bool pd_py_value(PyObject *o, pd_scalar *out);    /* the same, or the value of a tensor with one element */
 bool pd_py_int(PyObject *o, const char *op, const char *arg, int64_t *out);
 bool pd_py_double(PyObject *o, const char *op, const char *arg, double *out);
 bool pd_py_ints(PyObject *o, const char *op, const char *arg, pd_ints *out); /* an int or a sequence of ints */

@@ -1,7 +1,7 @@
 """Products of matrices and tensors."""
 
 import math
-from functools import wraps
+from functools import reduce, wraps
 
 from pydist import _C
 from pydist._C import Tensor
@@ -223,24 +223,24 @@ def _contract(a, la, b, lb, keep):
     a, b = (t.expand([size[c] for c in letters]) for t, letters in ((a, la), (b, lb)))
     alone = [i for i, c in enumerate(la) if c not in lb and c not in keep]
     if alone:
-        a, la = a.sum(alone), "".join(c for c in la if c in lb or c in keep)
+        a, la = a.sum(alone, dtype=a.dtype), "".join(c for c in la if c in lb or c in keep)
     alone = [i for i, c in enumerate(lb) if c not in la and c not in keep]
     if alone:
-        b, lb = b.sum(alone), "".join(c for c in lb if c in la or c in keep)
+        b, lb = b.sum(alone, dtype=b.dtype), "".join(c for c in lb if c in la or c in keep)
     batch, inside = [c for c in la if c in lb and c in keep], [c for c in la if c in lb and c not in keep]
     left, right = [c for c in la if c not in lb], [c for c in lb if c not in la]
     count = [math.prod(size[c] for c in group) for group in (batch, left, inside, right)]
     a = a.permute([la.index(c) for c in batch + left + inside]).reshape(count[0], count[1], count[2])
     b = b.permute([lb.index(c) for c in batch + inside + right]).reshape(count[0], count[2], count[3])
     letters = "".join(batch + left + right)
-    product = (a.unsqueeze(3) * b.unsqueeze(1)).sum(2) if _is_whole(a) else _C.bmm(a, b)
+    product = (a.unsqueeze(3) * b.unsqueeze(1)).sum(2, dtype=a.dtype) if _is_whole(a) else _C.bmm(a, b)
     return product.reshape([size[c] for c in letters]), letters
 
 
 @function
 def einsum(equation, *operands):
     """Sums of products by Einstein's convention: "ij,jk->ik" is the product of matrices; "..." stands for any
-    dimensions.
+    dimensions. Operands of several dtypes are promoted to a common one, which is the result's.
 
     >>> import pydist
     >>> pydist.einsum("ij,j->i", pydist.tensor([[1.0, 2.0], [3.0, 4.0]]), pydist.tensor([1.0, 1.0])).tolist()
@@ -248,6 +248,9 @@ def einsum(equation, *operands):
     """
     operands = list(varargs(operands))
     parts, out = _subscripts(equation, operands)
+    if len({operand.dtype for operand in operands}) > 1:
+        dtype = reduce(_C.promote_types, [operand.dtype for operand in operands])
+        operands = [operand.to(dtype) for operand in operands]
     if len({*out}) < len(out) or not {*out} <= {*"".join(parts)}:
         raise RuntimeError(
             f"einsum: the result is {out!r} in {equation!r} (expected subscripts of the operands, each once)"

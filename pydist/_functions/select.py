@@ -1,6 +1,7 @@
 """More functions that choose, place, count and sort elements."""
 
 import math
+from collections import namedtuple
 
 from pydist import _C
 from pydist._C import Tensor
@@ -280,9 +281,12 @@ def histc(input, bins=100, min=0, max=0):
     return bincount(at, minlength=bins).to(input.dtype)
 
 
+_Histogram = namedtuple("histogram", "hist bin_edges")
+
+
 @both
 def histogram(input, bins=100, *, range=None, weight=None, density=False):
-    """(counts, edges) of elements in `bins` equal parts of range, or between the edges in bins."""
+    """(hist, bin_edges): the counts of elements in `bins` equal parts of range, or between the edges in bins."""
     flat = input.detach().reshape(-1)
     if isinstance(bins, Tensor):
         edges = bins
@@ -300,4 +304,4 @@ def histogram(input, bins=100, *, range=None, weight=None, density=False):
     inside = (at >= 0) & (at < count)
     weights = _C.ones(flat.shape, dtype=input.dtype, device=input.device) if weight is None else weight.reshape(-1)
     sums = _C.zeros(count, dtype=input.dtype, device=input.device).index_add_(0, at[inside], weights[inside])
-    return (sums / (sums.sum() * (edges[1:] - edges[:-1])) if density else sums), edges
+    return _Histogram(sums / (sums.sum() * (edges[1:] - edges[:-1])) if density else sums, edges)

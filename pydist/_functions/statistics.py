@@ -251,6 +251,7 @@ def cov(input, *, correction=1, fweights=None, aweights=None):
     if input.dim() > 2:
         raise RuntimeError(f"cov: shape {tuple(input.shape)} (expected at most 2 dimensions)")
     x = input.reshape(1, -1) if input.dim() < 2 else input
+    x = x if x.is_floating_point() or x.is_complex() else x.to(_C.get_default_dtype())
     w = fweights if aweights is None else aweights if fweights is None else fweights * aweights
     count = x.shape[1] if w is None else w.sum()
     mean = x.mean(1, keepdim=True) if w is None else (x * w).sum(1, keepdim=True) / count

@@ -7,6 +7,7 @@ tensor([0.0000, 0.5000, 1.0000, 0.5000, 0.0000])
 """
 
 import math
+from numbers import Real
 
 from pydist import _C
 from pydist._make import _finished
@@ -19,8 +20,10 @@ __all__ = (
 def _window(name, M, formula, sym, dtype, layout, device, requires_grad):
     """formula(k, n), where k counts the samples in float64 and n is the distance after which the window repeats."""
     dtype = _C.get_default_dtype() if dtype is None else dtype
-    if not isinstance(M, int) or M < 0:
+    count = M.item() if isinstance(M, _C.Tensor) and M.numel() == 1 else M
+    if not isinstance(count, Real) or not count >= 0 or count % 1:
         raise ValueError(f"{name}: M is {M!r} (expected an integer of at least 0)")
+    M = int(count)
     if dtype not in (_C.float32, _C.float64):
         raise ValueError(f"{name}: dtype is {dtype} (expected float32 or float64)")
     k = _C.arange(M, dtype=_C.float64, device=device, layout=layout)

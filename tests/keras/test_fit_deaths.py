@@ -1,6 +1,7 @@
 """Ranks die in fit, evaluate and save: nobody hangs, no file is damaged, a restarted job ends as one that nobody disturbed,
 and with --on-failure=keep the survivors go on."""
 
+import contextlib
 import os
 import random
 import re
@@ -137,7 +138,8 @@ def test_a_restarted_job_ends_as_an_undisturbed_one(tmp_path, seed, undisturbed)
         for _ in range(1 + seed % 2):
             found = pids(process, 2)
             time.sleep(chance.uniform(0, 0.4))
-            os.kill(found[chance.randrange(2)], signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, or is the rank that died with the first one
+                os.kill(found[chance.randrange(2)], signal.SIGKILL)
         out, err = process.communicate(timeout=within(120))
     ends = re.findall(r"ended (\w+) 2 (.*)", out)
     assert len(ends) == 2 and set(ends) == {undisturbed}, (ends, undisturbed, err)

@@ -132,7 +132,6 @@ x = pydist.zeros(2, 3, 4)
     ((x, x[:, :2], x), {}, pydist.ShapeError, "expected"),
     ((x[0, 0], x, x), {}, pydist.ShapeError, "expected"),
     ((x.long(), x.long(), x.long()), {}, pydist.DTypeError, "int64"),
-    ((x, x, x, pydist.zeros(3, 3)), {"is_causal": True}, ValueError, "one of them"),
     ((x, x, x, pydist.zeros(3, 4)), {}, pydist.ShapeError, "expand"),
     ((x, x, x, pydist.zeros(3, 3).long()), {}, pydist.DTypeError, "attn_mask"),
     ((x, x, x), {"dropout_p": 1.5}, ValueError, "dropout_p"),

@@ -212,8 +212,8 @@ def wrong_results(call, ours, theirs, loose, empty):
 
 def has_free_gradient(call):
     """At infinity (of which sign, for a determinant of 0); of xlogy at 0 and powers of negative numbers, where torch divides by
-    0 or takes the logarithm; among equals; where torch squares integers in their own dtype; where elements of a diagonal are
-    one in memory and share the gradient."""
+    0 or takes the logarithm; among equals; where torch squares or scales integers in their own dtype; where elements of a
+    diagonal are one in memory and share the gradient."""
     text = repr(call)
     shared = call.name in ("einsum", "diagonal", "trace", "as_strided", "unfold") and "layout='E'" in text
     zero = call.name == "logdet" and np.linalg.det(call.args[0].values()) == 0
@@ -221,6 +221,8 @@ def has_free_gradient(call):
         re.search("special|inf|nan", text)
         or shared
         or zero
+        or call.name == "addcmul"
+        and re.search("dtype='u?int", text)
         or call.name in {*TIES, "quantile", "nanquantile", "nextafter", "atan2", "arctan2", "xlogy", "float_power"}
     )
 

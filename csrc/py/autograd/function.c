@@ -39,8 +39,14 @@ static PyObject *keep_tensors(PyObject **to, PyObject *args, const char *op, boo
     Py_RETURN_NONE;
 }
 
+/* Without an input that requires a gradient there is no backward, and PyTorch takes anything. */
 static PyObject *save_for_backward(PyObject *self, PyObject *args) {
-    return keep_tensors(&((pyctx *)self)->to_save, args, "save_for_backward", true);
+    pyctx *c = (pyctx *)self;
+    int any = c->needs ? PySequence_Contains(c->needs, Py_True) : 1;
+    if (any < 0) return NULL;
+    if (any) return keep_tensors(&c->to_save, args, "save_for_backward", true);
+    Py_XSETREF(c->to_save, Py_NewRef(args));
+    Py_RETURN_NONE;
 }
 static PyObject *mark_dirty(PyObject *self, PyObject *args) {
     return keep_tensors(&((pyctx *)self)->dirty, args, "mark_dirty", false);
@@ -295,6 +301,8 @@ static pd_status own_output(const pyctx *c, pd_node *n, PyObject *inputs, int i,
 static pd_status save_all(pyctx *c, pd_node *n, PyObject *inputs, PyObject *raw, PyObject *outputs) {
     for (int i = 0; i < n->nsaved; i++) {
         PyObject *o = PyTuple_GET_ITEM(c->to_save, i);
+        if (o != Py_None && !pd_py_is_tensor(o))
+            return pd_fail(PD_E_TYPE, "save_for_backward: an argument is %s (expected Tensor)", Py_TYPE(o)->tp_name);
         pd_tensor *t = o == Py_None ? NULL : pd_py_tensor(o);
         int out = t ? place(raw, t) : -1, in = t ? place(inputs, t) : -1;
         const pd_tensor *result = out < 0 ? NULL : pd_py_tensor(PyTuple_GET_ITEM(outputs, out));

@@ -206,7 +206,7 @@ PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t d
     if (PyTuple_GET_SIZE(args) != 2)
         return PyErr_Format(PyExc_TypeError, "%s: arguments are missing (expected size and fill_value)", op);
     PyObject *v = PyTuple_GET_ITEM(args, 1);
-    if (!pd_py_number(v, &value))
+    if (!pd_py_value(v, &value))
         return PyErr_Occurred() ? NULL
                                 : PyErr_Format(PyExc_TypeError, "%s: fill_value is %.100s (expected a number)", op,
                                                Py_TYPE(v)->tp_name);
@@ -319,7 +319,7 @@ F(arange) {
                             "arange: got %zd arguments (expected end; or start, end; or start, end, step)", n);
     for (Py_ssize_t i = 0; i < n; i++) {
         pd_scalar *to = &v[n == 1 ? 1 : i];
-        if (!pd_py_number(PyTuple_GET_ITEM(args, i), to))
+        if (!pd_py_value(PyTuple_GET_ITEM(args, i), to))
             return PyErr_Occurred()
                        ? NULL
                        : PyErr_Format(PyExc_TypeError, "arange: start, end or step is not a number (expected numbers)");

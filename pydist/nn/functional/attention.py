@@ -18,7 +18,7 @@ def scaled_dot_product_attention(
     query [..., H, T, E], key [..., H, S, E], value [..., H, S, Ev], of one floating dtype. Returns [..., H, T, Ev],
     whose memory order makes `y.transpose(1, 2)` contiguous. attn_mask is broadcast to [..., H, T, S]: bool (True: the
     query sees the key; a query that sees no key gets zeros), or of query's dtype and added to the scores. is_causal:
-    query i sees keys j <= i; excludes a mask. dropout_p: dropout of the probabilities, also outside training. scale:
+    query i sees only keys j <= i, of those that the mask lets it see. dropout_p: dropout of the probabilities, also outside training. scale:
     1 / sqrt(E) by default. enable_gqa: key and value may have fewer heads, Hkv; each serves H / Hkv neighbouring query
     heads. Raises DTypeError, ShapeError or ValueError for arguments that do not fit. Dao et al., arXiv 2205.14135.
 
@@ -28,6 +28,10 @@ def scaled_dot_product_attention(
     >>> y[0, 0, 0]
     tensor([1., 0., 0., 0.])
     """
+    if is_causal and attn_mask is not None:
+        later = _C.ones(query.shape[-2], key.shape[-2], dtype=_C.bool, device=query.device).triu(1)
+        attn_mask = attn_mask & ~later if attn_mask.dtype is _C.bool else _C.where(later, -math.inf, attn_mask)
+        is_causal = False
     return _C.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
