@@ -366,6 +366,8 @@ class Program:
         for t in threads:
             t.join(2 * runner.HANG)
         assert not any(t.is_alive() for t in threads)
+        self.recorded |= any(p.recorded for p in programs)
+        self.replaced |= any(p.replaced for p in programs)
 
 
 UNARY = (

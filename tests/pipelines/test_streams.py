@@ -532,7 +532,7 @@ def test_an_element_that_raises_is_one_element(threads):
             except StopIteration:
                 break
             except ValueError as error:
-                found.append(str(error))
+                found.append(str(error).split("\n")[0])  # before Python 3.11 notes are lines of the message
             if len(found) == 9:
                 other = iter(dataset)
                 other.load_state_dict(saved_and_loaded(iterator.state_dict()))
