@@ -1,12 +1,17 @@
 """Short-time Fourier transforms."""
 
-from pydist import _C
+from pydist import _C, fft
 from pydist._C import Tensor
 from pydist._functions._register import both
+from pydist.nn.functional import pad
 
 
-def _lengths(name, n_fft, hop_length, win_length, window):
-    """hop_length, and a window of n_fft samples: `window`, or ones, in the middle of zeros."""
+def _described(input):
+    return f"{input.dtype} of shape {tuple(input.shape)}" if isinstance(input, Tensor) else type(input).__name__
+
+
+def _window(name, input, n_fft, hop_length, win_length, window):
+    """hop_length, win_length, and `window` or ones in the middle of n_fft samples, on input's device."""
     hop = n_fft // 4 if hop_length is None else hop_length
     length = n_fft if win_length is None else win_length
     if n_fft < 1 or hop < 1 or not 0 < length <= n_fft:
@@ -14,22 +19,20 @@ def _lengths(name, n_fft, hop_length, win_length, window):
             f"{name}: n_fft is {n_fft}, hop_length {hop}, win_length {length} (expected at least 1, and a win_length of at most "
             "n_fft)"
         )
-    if window is not None and (not isinstance(window, Tensor) or window.shape != (length,)):
+    if window is None:
+        dtype = input.dtype.to_real() if input.is_complex() else input.dtype
+        window = _C.ones(length, dtype=dtype, device=input.device)
+    elif not isinstance(window, Tensor) or window.shape != (length,):
         got = tuple(window.shape) if isinstance(window, Tensor) else type(window).__name__
         raise RuntimeError(f"{name}: window is {got} (expected a tensor of shape {(length,)})")
-    return hop, length
-
-
-def _centred(window, length, n_fft, like):
-    window = _C.ones(length, dtype=like, device=None) if window is None else window
-    left = (n_fft - length) // 2
-    return window if length == n_fft else window.new_zeros(n_fft).slice_scatter(window, 0, left, left + length)
+    if length < n_fft:
+        left = (n_fft - length) // 2
+        window = window.new_zeros(n_fft).slice_scatter(window, 0, left, left + length)
+    return hop, length, window.to(input.device)
 
 
 def _padded(x, n, mode):
     """x with n more samples at both ends of its rows."""
-    from pydist.nn.functional import pad
-
     parts = _C.view_as_real(x).movedim(-1, 1) if x.is_complex() else x.unsqueeze(1)
     parts = pad(parts, (n, n), mode=mode)
     return _C.view_as_complex(parts.movedim(1, -1).contiguous()) if x.is_complex() else parts.squeeze(1)
@@ -61,22 +64,19 @@ def stft(
     >>> pydist.stft(pydist.ones(8), 4, center=False, return_complex=True).abs()[:, 0]
     tensor([4., 0., 0.])
     """
-    hop, length = _lengths("stft", n_fft, hop_length, win_length, window)
-    if (
-        not isinstance(input, Tensor)
-        or not (input.is_floating_point() or input.is_complex())
-        or input.dim() not in (1, 2)
-    ):
-        got = f"{input.dtype} of shape {tuple(input.shape)}" if isinstance(input, Tensor) else type(input).__name__
-        raise RuntimeError(f"stft: input is {got} (expected real or complex numbers of 1 or 2 dimensions)")
-    whole = input.is_complex() or window is not None and window.is_complex()
+    is_signal = isinstance(input, Tensor) and (input.is_floating_point() or input.is_complex())
+    if not is_signal or input.dim() not in (1, 2):
+        raise RuntimeError(
+            f"stft: input is {_described(input)} (expected real or complex numbers of 1 or 2 dimensions)"
+        )
+    hop, length, window = _window("stft", input, n_fft, hop_length, win_length, window)
+    whole = input.is_complex() or window.is_complex()
     if return_complex is None and not whole:
         raise RuntimeError("stft: return_complex is not given for a real input (expected True or False)")
     if onesided and whole:
         raise RuntimeError("stft: onesided is True for a complex input or window (expected False)")
     if align_to_window is not None and center:
         raise RuntimeError("stft: align_to_window is given with center=True (expected center=False)")
-    window = _centred(window, length, n_fft, input.dtype if input.is_floating_point() else input.dtype.to_real())
     x = input if input.dim() == 2 else input.unsqueeze(0)
     if center:
         x = _padded(x, n_fft // 2, pad_mode)
@@ -85,9 +85,7 @@ def stft(
         x = _C.cat([x.new_zeros(x.shape[0], left), x, x.new_zeros(x.shape[0], n_fft - length - left)], 1)
     if x.shape[1] < n_fft:
         raise RuntimeError(f"stft: input has {x.shape[1]} samples, n_fft is {n_fft} (expected at least as many)")
-    from pydist import fft
-
-    frames = x.unfold(1, n_fft, hop) * window.to(x.device)
+    frames = x.unfold(1, n_fft, hop) * window
     norm = "ortho" if normalized else "backward"
     half = onesided or onesided is None and not whole
     out = (fft.rfft if half else fft.fft)(frames, norm=norm).transpose(1, 2)
@@ -126,19 +124,17 @@ def istft(
     >>> pydist.istft(spectrum, 4, window=pydist.hann_window(4), length=8)
     tensor([0., 1., 2., 3., 4., 5., 6., 7.])
     """
-    hop, win = _lengths("istft", n_fft, hop_length, win_length, window)
     half = not return_complex if onesided is None else onesided
     bins = n_fft // 2 + 1 if half else n_fft
     if not isinstance(input, Tensor) or not input.is_complex() or input.dim() not in (2, 3) or input.shape[-2] != bins:
-        got = f"{input.dtype} of shape {tuple(input.shape)}" if isinstance(input, Tensor) else type(input).__name__
-        raise RuntimeError(f"istft: input is {got} (expected complex numbers of shape [{bins}, T] or [N, {bins}, T])")
+        raise RuntimeError(
+            f"istft: input is {_described(input)} (expected complex numbers of shape [{bins}, T] or [N, {bins}, T])"
+        )
     if half and return_complex:
         raise RuntimeError("istft: onesided and return_complex are True (expected one of them)")
     if not input.shape[-1]:
         raise RuntimeError("istft: input has no frames (expected at least one)")
-    from pydist import fft
-
-    window = _centred(window, win, n_fft, input.dtype.to_real()).to(input.device)
+    hop, _, window = _window("istft", input, n_fft, hop_length, win_length, window)
     norm = "ortho" if normalized else "backward"
     frames = input.transpose(-1, -2)
     frames = fft.irfft(frames, n_fft, norm=norm) if half else fft.ifft(frames, norm=norm)
