@@ -17,6 +17,10 @@ pd_status pd_run_find_or_add(pd_run *r, pd_node *node, pd_tensor *leaf, uint32_t
         *index = (uint32_t)(e - r->entries);
         return PD_OK;
     }
+    if (leaf && (!r->b->inputs || r->b->accumulate)) { /* made under the host's lock, which runs of one leaf share */
+        pd_meta *m = NULL;
+        PD_TRY(pd_meta_get(leaf, &m));
+    }
     if (2 * (r->count + 1) > r->nslots) {
         size_t n = r->nslots ? 2 * r->nslots : 64;
         uint32_t *slots;

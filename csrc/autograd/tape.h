@@ -123,7 +123,7 @@ extern pd_anomaly_mode pd_anomaly;
 extern _Thread_local pd_status (*pd_saved_pack)(pd_tensor *t, pd_closure *out);
 extern atomic_bool pd_saved_hooked; /* a thread has had hooks; while false, nobody needs to read pd_saved_pack */
 
-pd_status pd_meta_get(pd_tensor *t, pd_meta **out); /* [borrowed from t] made if t has none */
+pd_status pd_meta_get(pd_tensor *t, pd_meta **out); /* [borrowed from t] made if t has none, by one thread at a time */
 /* [new] .grad, or NULL. Threads without the host's lock may read and replace it at the same time. */
 pd_tensor *pd_meta_grad(pd_meta *m);
 /* If .grad is still `was` (only compared), replaces it by g (or NULL) and takes ownership of g. Else returns false, and

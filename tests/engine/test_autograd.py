@@ -427,6 +427,25 @@ def test_threads_through_one_graph():
         assert len(told) == 3 and all(not e or "an earlier backward freed" in e for e in told)
 
 
+def test_two_graphs_of_the_same_leaves():
+    """Backwards that come to a leaf in the same moment both count; neither's gradient is lost."""
+    for _ in range(100):
+        leaves = [pydist.ones(2048, requires_grad=True) for _ in range(400)]
+        losses = [pydist.cat([x * 2 for x in leaves]).sum() for _ in range(2)]
+        gate = threading.Barrier(2)
+
+        def work(loss, gate=gate):
+            gate.wait()
+            loss.backward()
+
+        threads = [threading.Thread(target=work, args=(loss,), daemon=True) for loss in losses]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(100)
+        assert all((x.grad == 4).all() for x in leaves)
+
+
 # Hooks.
 
 
