@@ -1,7 +1,8 @@
 """Losses of the first 50 steps of five models: `python parity.py torch|pydist FOLDER [MODEL ...]`. test_parity.py runs it twice.
 
-With PyTorch the program writes each model's first weights into the folder, with pydist it reads them there. Nothing is drawn
-at random but data, by NumPy. Losses go to FOLDER/torch.json or FOLDER/pydist.json: {"model optimizer dtype": [loss, ...]}.
+With PyTorch the program writes each model's first weights into the folder, with pydist it reads them there (for a deep net
+also those of every second step). Nothing is drawn at random but data, by NumPy. Losses go to FOLDER/torch.json or
+FOLDER/pydist.json: {"model optimizer dtype": [loss, ...]}.
 """
 
 import itertools
@@ -99,6 +100,9 @@ def transformer():
 
 # the model, and its part of Keras' default rates: a deep net at those turns differences of 1e-7 into 1e-1 within 50 steps
 MODELS = {mlp: 1, convnet: 1, resnet20: 0.1, lstm: 1, transformer: 1}
+# In float32, rounding decides within a few steps of a deep net on which side of zero some input of a ReLU lies, and losses
+# part. Every second step pydist's side goes on from the variables that PyTorch's side had, which are in the folder.
+TAKEN_OVER = {("resnet20", "float32")}
 OPTIMIZERS = {
     "momentum": lambda part: keras.optimizers.SGD(0.01 * part, momentum=0.9),
     "adam": lambda part: keras.optimizers.Adam(0.001 * part),
@@ -109,12 +113,26 @@ OPTIMIZERS = {
 class Losses(keras.callbacks.Callback):
     """The loss of each step. Keras' logs have the mean since the last reset."""
 
-    def __init__(self):
+    def __init__(self, taken_over):
+        """taken_over: None, or a prefix of names of files, one for every second step."""
         super().__init__()
-        self.of_steps = []
+        self.of_steps, self.taken_over = [], taken_over
 
     def on_train_batch_begin(self, batch, logs=None):
         self.model.reset_metrics()
+        if self.taken_over and batch and batch % 2 == 0:
+            self._take_over(Path(f"{self.taken_over}.{batch}.npz"))
+
+    def _take_over(self, file):
+        variables = [*self.model.variables, *self.model.optimizer.variables]
+        if side == "torch":
+            np.savez(file, *[keras.ops.convert_to_numpy(variable) for variable in variables])
+            return
+        with np.load(file) as values:
+            assert len(values.files) == len(variables)
+            for variable, name in zip(variables, values.files):
+                assert variable.shape == values[name].shape
+                variable.assign(values[name])
 
     def on_train_batch_end(self, batch, logs=None):
         self.of_steps.append(float(logs["loss"]))
@@ -133,7 +151,9 @@ for dtype, (make, part) in itertools.product(("float32", "float64"), MODELS.item
     if side == "torch":
         first.save_weights(weights)
     for name, optimizer in OPTIMIZERS.items():
-        model, losses = keras.models.clone_model(first), Losses()
+        is_taken = (make.__name__, dtype) in TAKEN_OVER
+        model = keras.models.clone_model(first)
+        losses = Losses(folder / f"{make.__name__}.{name}" if is_taken else None)
         model.load_weights(weights)
         model.compile(optimizer(part), "sparse_categorical_crossentropy")
         model.fit(x, y, len(x) // STEPS, shuffle=False, verbose=0, callbacks=[losses])
