@@ -288,22 +288,29 @@ class _Beside:
 
 
 class _MyRows:
-    """This rank's rows of each batch as a batch for each local replica. `check`: of its seeds, its pass and its steps."""
+    """This rank's rows of each batch as a batch for each local replica. `place`: the pass. `check`: of its seeds, its pass,
+    where it began and its steps."""
 
     def __init__(self, dataset, count):
         self._dataset, self._count = dataset, count
 
     def __iter__(self):
-        iterator = iter(self._dataset)
-        state, steps = iterator.state_dict(), self._dataset._node.steps()
-        told = [state[name] for name in ("epoch", "base", "seeds")], [(step.name, step.count()) for step in steps]
-        self.check = zlib.crc32(repr(told).encode())
-        return self._batches(iterator)
+        self.place = iter(self._dataset)
+        self.begin()
+        return map(self._divided, self.place)
 
-    def _batches(self, iterator):
-        for element in iterator:
-            tensors, spec, rows = as_rows(element, DistributedDataset._op)
-            yield [([t[a:b] for t in tensors], spec, b - a) for a, b in bounds(rows, self._count)]
+    def begin(self):
+        """Notes where the pass begins."""
+        state, steps = self.place.state_dict(), self._dataset._node.steps()
+        told = (
+            [state[name] for name in ("epoch", "base", "seeds", "next")],
+            [(step.name, step.count()) for step in steps],
+        )
+        self.check = zlib.crc32(repr(told).encode())
+
+    def _divided(self, element):
+        tensors, spec, rows = as_rows(element, DistributedDataset._op)
+        return [([t[a:b] for t in tensors], spec, b - a) for a, b in bounds(rows, self._count)]
 
 
 class DistributedIterator:
@@ -320,6 +327,30 @@ class DistributedIterator:
     def get_next(self):
         """The next element. Raises StopIteration at the end."""
         return next(self)
+
+    def state_dict(self):
+        """Where the pass is, the same on all ranks: what an iterator of the data set itself would say
+        (`pydist.data.Iterator`). So any number of ranks, or an iterator of the data set, goes on from it. Raises TypeError
+        unless the data set is a `pydist.data.Dataset` that all ranks share."""
+        return self._place("state_dict").state_dict()
+
+    def load_state_dict(self, saved):
+        """Goes where a pass over the same data set was. All ranks call it with the same state."""
+        self._place("load_state_dict").load_state_dict(saved)
+        if self._policy == "MINE":
+            self._source.begin()
+
+    def _place(self, what):
+        """The iterator of the data set, which begins here if it has not."""
+        if not _is_pipeline(self._source) and self._policy != "MINE":
+            raise TypeError(
+                f"{what}: ranks have files or data sets of their own, or the data set is not of pydist.data (expected a "
+                "pydist.data.Dataset whose batches the ranks share)"
+            )
+        if self._iterator is None:
+            with self._numbers():
+                self._iterator = iter(self._source)
+        return self._source.place if self._policy == "MINE" else self._iterator
 
     def _fetch(self):
         """(batches by local replica or [(tensors, spec, rows)] of the global batch, or None at the end)."""

@@ -1,12 +1,16 @@
 """What a rank makes of a data set: parts that together are the whole, and nothing beside them."""
 
+import itertools
+import json
 import logging
+import random
 
 import numpy as np
 import pytest
 
 import pydist
 from lib.elements import items
+from lib.ranks import LONG
 from pydist import distribute
 from pydist.data import AutoShardPolicy, Dataset, Options, TFRecordDataset, TFRecordWriter, TextLineDataset, parts
 from pydist.distribute import MirroredStrategy
@@ -80,6 +84,87 @@ def leaves_of(element):
 )
 def test_plans_without_parts(make):
     assert own(make(Dataset.range(30)), 0, 2) is None
+
+
+# Going on with another number of ranks
+
+
+def numbered_plan():
+    """Reads by number: a shuffle of rows, random numbers by row, batches, functions of batches, a shuffle of batches."""
+    rows = np.random.default_rng(0).normal(size=(101, 3)).astype(np.float32)
+    dataset = Dataset.from_tensor_slices((rows, np.arange(101))).shuffle(101).repeat(2)
+    dataset = dataset.map(lambda x, y: (x + pydist.rand(3), y), num_parallel_calls=2).batch(8)
+    return dataset.map(lambda x, y: (x * 2, y)).shuffle(5, seed=1).prefetch(2)
+
+
+def streamed_plan():
+    """Each rank makes whole batches and keeps its rows."""
+    dataset = Dataset.range(150).filter(lambda n: n % 3 != 1).shuffle(20)
+    return dataset.map(lambda n: (n, n + pydist.rand(()))).batch(8)
+
+
+def pass_of(rank, plan, saved, steps):
+    """The next `steps` batches, of all ranks together, and where the pass is then."""
+    pydist.manual_seed(rank + 10 * (saved is not None))
+    strategy = MirroredStrategy()
+    iterator = iter(strategy.experimental_distribute_dataset(plan()))
+    if saved is not None:
+        iterator.load_state_dict(saved)
+    batches = [
+        [strategy.gather(part, axis=0).numpy().tobytes() for part in batch]
+        for batch in itertools.islice(iterator, steps)
+    ]
+    return batches, iterator.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:shuffle after batch")
+@pytest.mark.parametrize("plan", [numbered_plan, streamed_plan])
+def test_a_pass_goes_on_with_another_number_of_ranks(plan):
+    """Shows 14: with the same rows, bit for bit, in new processes."""
+    whole = pass_of(0, plan, None, None)[0]
+    draw = random.Random(0)
+    for world, after in itertools.product(range(1, 5), repeat=2) if LONG else [(2, 3), (3, 1)]:
+        for place in draw.sample(range(len(whole) + 1), 4 if LONG else 1):
+            begun = ranks(world, pass_of, plan, None, place)
+            state = begun[-1][1]
+            if plan is numbered_plan:
+                assert {json.dumps(own_state) for _, own_state in begun} == {json.dumps(state)}
+                state = json.dumps(state)
+                assert len(state) < 1024
+                state = json.loads(state)
+            for rest, _ in ranks(after, pass_of, plan, state, None, processes=True):
+                assert begun[0][0] + rest == whole
+
+
+def test_a_pass_over_the_data_set_itself_goes_on_from_the_ranks_place():
+    def plan():
+        return Dataset.range(30).shuffle(30).batch(4).map(lambda x: (x,))
+
+    batches, state = ranks(3, pass_of, plan, None, 3)[0]
+    alone = iter(plan())
+    alone.load_state_dict(state)
+    seen = np.concatenate([np.frombuffer(rows, np.int64) for (rows,) in batches] + [x.numpy() for (x,) in alone])
+    assert sorted(seen) == list(range(30))
+
+
+def test_places_that_ranks_do_not_share():
+    def work(rank, load):
+        iterator = iter(MirroredStrategy().experimental_distribute_dataset(Dataset.range(20).batch(4)))
+        if rank == load:
+            iterator.load_state_dict({**iterator.state_dict(), "next": 2})
+        return next(iterator)
+
+    with pytest.raises(pydist.testing.RankFailed, match="rank 1 has other rows than rank 0 in step 0"):
+        ranks(2, work, 1)
+    strategy = MirroredStrategy()
+    for dataset in (
+        strategy.experimental_distribute_dataset([pydist.ones(2)]),
+        strategy.distribute_datasets_from_function(lambda context: Dataset.range(4).batch(2)),
+    ):
+        with pytest.raises(
+            TypeError, match="state_dict: .*expected a pydist.data.Dataset whose batches the ranks share"
+        ):
+            iter(dataset).state_dict()
 
 
 # Files
