@@ -134,7 +134,7 @@ __all__ = [
 def __getattr__(name):
     from importlib import import_module
 
-    if name in ("algorithms", "distributed_c10d", "member", "nn", "symmetric_memory", "tensor", "threads"):
+    if name in ("algorithms", "distributed_c10d", "member", "nn", "optim", "symmetric_memory", "tensor", "threads"):
         return import_module(f"pydist.distributed.{name}")
     if name in _HOME:
         return getattr(import_module(f"pydist.distributed.{_HOME[name]}"), name)

@@ -19,6 +19,7 @@ from pydist.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
     powerSGD_hook,
 )
 from pydist.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from pydist.distributed.optim import PostLocalSGDOptimizer
 from pydist.futures import Future, collect_all, wait_all
 from pydist.nn.parallel import DistributedDataParallel
 
@@ -409,6 +410,43 @@ def test_post_local_sgd():
     assert [bool((x == y).all()) for x, y in zip(a, b)] == [True, True, True, False, False, True]
     with pytest.raises(ValueError, match="period"):
         PeriodicModelAverager(0)
+
+
+def test_post_local_sgd_optimizer():
+    """The steps of the optimizer and of the averager, one after the other, and a state that has both."""
+
+    def made(model):
+        sgd = pydist.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return sgd, PeriodicModelAverager(period=3, warmup_steps=2)
+
+    def work(rank, wrapped):
+        model = net()
+        sgd, averager = made(model)
+        optimizer = PostLocalSGDOptimizer(sgd, averager)
+        scheduler = pydist.optim.lr_scheduler.ExponentialLR(optimizer if wrapped else sgd, 0.9)
+        for step in range(8):
+            gradients(model, rank, step)
+            if not wrapped:
+                sgd.step()
+                averager.average_parameters(model.parameters())
+            elif step == 3:  # goes on with another optimizer
+                other = PostLocalSGDOptimizer(*made(model))
+                other.load_state_dict(optimizer.state_dict())
+                assert other.averager.step == 3 and repr(other) == repr(other.optim)
+                optimizer = scheduler.optimizer = other
+            if wrapped:
+                optimizer.step()
+            scheduler.step()
+        optimizer.zero_grad()
+        assert all(p.grad is None for p in model.parameters()) and optimizer.state is optimizer.optim.state
+        with pytest.warns(UserWarning, match="step counter"):
+            optimizer.load_state_dict(optimizer.optim.state_dict())
+        assert optimizer.averager.step == 0
+        optimizer.add_param_group({"params": [pydist.nn.Parameter(pydist.ones(1))], "lr": 0.5})
+        assert optimizer.param_groups is optimizer.optim.param_groups and len(optimizer.param_groups) == 2
+        return [p.detach().numpy().tobytes() for p in model.parameters()]
+
+    assert threads.run(work, 2, True) == threads.run(work, 2, False)
 
 
 def test_hooks_leave_no_cycles():

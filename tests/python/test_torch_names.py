@@ -111,7 +111,8 @@ def test_numbers_of_traced_programs_do_not_exist():
 
 def test_what_is_not_there_says_what_is():
     x, layer = pydist.ones(1), pydist.nn.Linear(1, 1)
-    tensor = pydist.distributed.tensor
+    tensor, optim = pydist.distributed.tensor, pydist.distributed.optim
+    assert not isinstance(x, optim.ZeroRedundancyOptimizer) and optim._get_in_backward_optimizers(layer) == []
     assert not isinstance(x, tensor.DTensor)
     assert tensor.Shard(1) == tensor.Shard(1) != tensor.Shard(0) and repr(tensor.Shard(0)) == "Shard(dim=0)"
     assert tensor.Shard(1).is_shard(1) and tensor.Replicate().is_replicate() and tensor.Partial().is_partial("sum")
@@ -122,6 +123,13 @@ def test_what_is_not_there_says_what_is():
         (lambda: pydist.onnx.export(layer, (x,), "x.onnx"), "state_dict"),
         (lambda: tensor.distribute_tensor(x), "DistributedDataParallel"),
         (lambda: tensor.DTensor.from_local(x), "DistributedDataParallel"),
+        (lambda: optim.ZeroRedundancyOptimizer(layer.parameters(), pydist.optim.SGD, lr=1), "on each rank"),
+        (lambda: optim.DistributedOptimizer(pydist.optim.SGD, [], lr=1), "DistributedDataParallel"),
+        (lambda: optim.as_functional_optim(pydist.optim.SGD), "the optimizer itself"),
+        (
+            lambda: optim._apply_optimizer_in_backward(pydist.optim.SGD, layer.parameters(), {"lr": 1}),
+            "register_post_accumulate_grad_hook",
+        ),
     ):
         with pytest.raises(NotImplementedError, match=there):
             call()
