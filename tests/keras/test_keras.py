@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lib.package import installed
+from lib.ranks import LONG
 
 pytestmark = pytest.mark.skipif(not installed("keras"), reason="no keras (pip install '.[keras]')")
 
@@ -92,13 +93,13 @@ rng = np.random.default_rng(0)
 x, y = rng.normal(size=(6400, 64)).astype("float32"), rng.integers(0, 10, 6400)
 model = keras.Sequential([keras.layers.Dense(32, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(10, "softmax")])
 model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-model.fit(x, y, 64, epochs=100, verbose=0, callbacks=[Pages()])
+model.fit(x, y, 64, epochs=int(os.environ["EPOCHS"]), verbose=0, callbacks=[Pages()])
 print((found[-1] - found[1]) >> 10, "KiB")
 """
 
 
-@pytest.mark.skipif("FULL_LONG" not in os.environ, reason="takes long: .ci/full runs it")
-def test_memory_of_fit_does_not_grow():
-    """2 MiB at most, after the first 200."""
-    done = run(MEMORY)
+@pytest.mark.parametrize("replay", ["1", "0"])
+def test_memory_of_fit_does_not_grow(replay):
+    """2 MiB at most, after the first 200 steps: over 10,000 steps, or 1,000 in the short form."""
+    done = run(MEMORY, EPOCHS="100" if LONG else "10", PYDIST_REPLAY=replay)
     assert done.returncode == 0 and int(done.stdout.split()[0]) <= 2048, done.stdout + done.stderr
