@@ -2,8 +2,11 @@
 
 LATER = {  # file of pydist/_functions: functions, methods
     "decompositions": (
-        "cholesky cholesky_inverse cholesky_solve det inverse logdet matrix_exp pinverse qr slogdet svd",
-        "cholesky cholesky_inverse cholesky_solve det inverse logdet matrix_exp pinverse qr slogdet svd",
+        (
+            "cholesky cholesky_inverse cholesky_solve det inverse logdet lu lu_solve lu_unpack matrix_exp pinverse qr "
+            "slogdet svd"
+        ),
+        ("cholesky cholesky_inverse cholesky_solve det inverse logdet lu lu_solve matrix_exp pinverse qr slogdet svd"),
     ),
     "elements": (
         (

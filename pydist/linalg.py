@@ -1,6 +1,6 @@
-"""Linear algebra with PyTorch's names (torch.linalg). NumPy's LAPACK computes the values; gradients are formulas over
-the same functions, so they can be differentiated again. Matrices are the last two dimensions. Dtypes: float32 and
-float64.
+"""Linear algebra with PyTorch's names (torch.linalg). NumPy's LAPACK computes the values, and loops over its
+arrays those of lu; gradients are formulas over the same functions, so they can be differentiated again. Matrices are the
+last two dimensions. Dtypes: float32 and float64.
 
 >>> import pydist
 >>> a = pydist.tensor([[2.0, 0.0], [0.0, 4.0]], requires_grad=True)
@@ -24,9 +24,9 @@ from pydist._functions.shape import diagonal as _diagonal
 from pydist.autograd import Function
 
 __all__ = (
-    "LinAlgError cholesky cholesky_ex cond cross det diagonal eig eigh eigvals eigvalsh inv inv_ex lstsq matmul matrix_exp "
-    "matrix_norm matrix_power matrix_rank multi_dot norm pinv qr slogdet solve solve_triangular svd svdvals vander vecdot "
-    "vector_norm"
+    "LinAlgError cholesky cholesky_ex cond cross det diagonal eig eigh eigvals eigvalsh inv inv_ex lstsq lu lu_factor "
+    "lu_factor_ex lu_solve matmul matrix_exp matrix_norm matrix_power matrix_rank multi_dot norm pinv qr slogdet solve "
+    "solve_triangular svd svdvals vander vecdot vector_norm"
 ).split()
 
 
@@ -204,6 +204,148 @@ def cholesky_ex(A, *, upper=False, check_errors=False):
         if check_errors:
             raise
         return made(A * math.nan, _C.ones(lead, dtype=_C.int32, device=A.device))
+
+
+def _getrf(linalg, a):
+    """LAPACK's getrf: L and U in one matrix, and the pivots: row k was exchanged with row pivots[k] - 1."""
+    import numpy as np
+
+    lu, least = a.reshape(math.prod(a.shape[:-2]), *a.shape[-2:]).copy(), min(a.shape[-2:])
+    pivots, each = np.empty((len(lu), least), np.int32), np.arange(len(lu))
+    for k in range(least):
+        row = k + abs(lu[:, k:, k]).argmax(1)
+        lu[each, k], lu[each, row] = lu[each, row], lu[each, k]
+        pivots[:, k], pivot = row + 1, lu[:, k, k, None]
+        lu[:, k + 1 :, k] /= np.where(pivot == 0, 1, pivot)
+        lu[:, k + 1 :, k + 1 :] -= lu[:, k + 1 :, k, None] * lu[:, k, None, k + 1 :]
+    return lu.reshape(a.shape), pivots.reshape(*a.shape[:-2], least)
+
+
+def _permutation(name, pivots, lu):
+    """The matrix P with A = P L U, in the dtype of `lu`. Raises RuntimeError if the pivots cannot be those of `lu`."""
+    import numpy as np
+
+    shape = (*lu.shape[:-2], min(lu.shape[-2:]))
+    if pivots.dtype is not _C.int32 or tuple(pivots.shape) != shape:
+        raise RuntimeError(
+            f"{name}: pivots are {pivots.dtype} of shape {tuple(pivots.shape)} (expected int32 of shape {shape}, as "
+            "lu_factor gives)"
+        )
+    n, swaps = lu.shape[-2], array_of(pivots).reshape(math.prod(shape[:-1]), shape[-1]) - 1
+    if swaps.size and not 0 <= swaps.min() <= swaps.max() < n:
+        raise RuntimeError(f"{name}: got pivots outside of 1 to {n} (expected those of lu_factor)")
+    rows, each = np.tile(np.arange(n), (len(swaps), 1)), np.arange(len(swaps))
+    for k in range(shape[-1]):
+        rows[:, k], rows[each, swaps[:, k]] = rows[each, swaps[:, k]], rows[:, k].copy()
+    return _t(_eye(lu, n)[_C.tensor(rows.reshape(*shape[:-1], n), device=lu.device)])
+
+
+def _halves(lu):
+    k = min(lu.shape[-2:])
+    lower = lu[..., :k].tril(-1)
+    return lower + _eye(lu, lu.shape[-2])[:, :k], lu[..., :k, :].triu()
+
+
+class _LU(Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        lu, pivots = _host("lu_factor", _getrf, a)
+        pivots = pivots.to(_C.int32)
+        ctx.mark_non_differentiable(pivots)
+        return lu, pivots
+
+    @staticmethod
+    def backward(ctx, g, _):
+        lu, pivots = _LU.apply(ctx.saved_tensors[0])
+        k = min(lu.shape[-2:])
+        (l, u), gl, gu = _halves(lu), g[..., :k].tril(-1), g[..., :k, :].triu()
+        lower = _t(l[..., :k, :]) @ gl[..., :k, :] - gu[..., k:] @ _t(u[..., k:])
+        upper = gu[..., :k] @ _t(u[..., :k]) - _t(l[..., k:, :]) @ gl[..., k:, :]
+        back_l = {"A": _t(l[..., :k, :]), "upper": True, "unitriangular": True}
+        back_u = {"A": _t(u[..., :k]), "upper": False, "left": False}
+        square = solve_triangular(B=lower.tril(-1) + upper.triu(), **back_l)
+        found = solve_triangular(B=square, **back_u)
+        if lu.shape[-1] > k:
+            found = _C.cat([found, solve_triangular(B=gu[..., k:], **back_l)], -1)
+        else:
+            found = _C.cat([found, solve_triangular(B=gl[..., k:, :], **back_u)], -2)
+        return _permutation("linalg.lu_factor", pivots, lu) @ found
+
+
+def _factored(name, A, pivot):
+    _check(name, A)
+    if not pivot:
+        raise RuntimeError(f"linalg.{name}: LU without pivoting is not implemented (expected pivot=True)")
+    return _LU.apply(A)
+
+
+def _no_pivot(lu):
+    """The number, from 1, of the first zero on the diagonal of each U; 0: there is none."""
+    zero = _diagonal(lu.detach(), 0, -2, -1) == 0
+    zero = _C.cat([zero, _C.ones((*zero.shape[:-1], 1), dtype=_C.bool, device=lu.device)], -1)
+    info = zero.int().argmax(-1) + 1
+    return info.masked_fill(info == zero.shape[-1], 0).to(_C.int32)
+
+
+@in_float32
+def lu_factor_ex(A, *, pivot=True, check_errors=False):
+    """(LU, pivots, info): lu_factor, and the number, from 1, of the first zero on the diagonal of U, or 0 if there is none."""
+    lu, pivots = _factored("lu_factor_ex", A, pivot)
+    info = _no_pivot(lu)
+    if check_errors:
+        _check_pivots("lu_factor_ex", info)
+    return namedtuple("lu_factor_ex", "LU pivots info")(lu, pivots, info)
+
+
+def _check_pivots(name, info):
+    found = info.reshape(-1).tolist()
+    wrong = next((i for i, n in enumerate(found) if n), None)
+    if wrong is not None:
+        which = f"(Batch element {wrong}): " if info.dim() else ""
+        raise RuntimeError(
+            f"linalg.{name}: {which}U[{found[wrong]},{found[wrong]}] is zero and using it on lu_solve would result in a "
+            "division by zero (expected an invertible matrix; linalg.lu and linalg.lu_factor_ex take others)"
+        )
+
+
+@in_float32
+def lu_factor(A, *, pivot=True):
+    """(LU, pivots): P L U = A, with L (whose diagonal is 1) and U in one matrix; row k was exchanged with row
+    pivots[k] - 1. Raises RuntimeError for a zero on the diagonal of U.
+
+    >>> import pydist
+    >>> A, B = pydist.tensor([[0.0, 2.0], [4.0, 0.0]]), pydist.ones(2, 1)
+    >>> pydist.linalg.lu_solve(*pydist.linalg.lu_factor(A), B).tolist()
+    [[0.25], [0.5]]
+    """
+    lu, pivots = _factored("lu_factor", A, pivot)
+    _check_pivots("lu_factor", _no_pivot(lu))
+    return namedtuple("lu_factor", "LU pivots")(lu, pivots)
+
+
+@in_float32
+def lu(A, *, pivot=True):
+    """(P, L, U) with A = P L U: a permutation, a lower triangular matrix whose diagonal is 1, an upper triangular matrix."""
+    packed, pivots = _factored("lu", A, pivot)
+    return namedtuple("lu", "P L U")(_permutation("linalg.lu", pivots, packed), *_halves(packed))
+
+
+def lu_solve(LU, pivots, B, *, left=True, adjoint=False):
+    """X with A X = B (left=False: X A = B; adjoint: with A transposed), from lu_factor(A)."""
+    _check("lu_solve", LU, B, square=True)
+    if not left:
+        return _t(lu_solve(LU, pivots, _t(B), adjoint=not adjoint))
+    if B.dim() < 2 or B.shape[-2] != LU.shape[-1]:
+        raise RuntimeError(
+            f"linalg.lu_solve: shapes {tuple(LU.shape)}, {tuple(B.shape)} (expected matrices B of {LU.shape[-1]} rows)"
+        )
+    p, (l, u) = _permutation("linalg.lu_solve", pivots, LU), _halves(LU)
+    if not adjoint:
+        half = solve_triangular(l, _t(p) @ B, upper=False, unitriangular=True)
+        return solve_triangular(u, half, upper=True)
+    half = solve_triangular(_t(u), B, upper=False)
+    return p @ solve_triangular(_t(l), half, upper=True, unitriangular=True)
 
 
 class _QR(Function):
@@ -583,7 +725,7 @@ def lstsq(A, B, rcond=None, *, driver=None):
     return made(x.squeeze(-1) if vector else x, residuals, matrix_rank(A), svdvals(A.detach()))
 
 
-for _name in "cross det inv inv_ex matmul matrix_power multi_dot qr slogdet solve svd svdvals".split():
+for _name in "cross det inv inv_ex lu lu_factor lu_factor_ex lu_solve matmul matrix_power multi_dot qr slogdet solve svd svdvals".split():
     globals()[_name] = with_out(globals()[_name])
 # PyTorch documents the argument as A, but its functions take input.
 for _name in (

@@ -15,13 +15,13 @@ FILLS = {name: getattr(Tensor, name) for name in ("bernoulli_", "normal_", "unif
 _WITH_OUT = frozenset(
     (
         "addbmm addmm addmv addr aminmax baddbmm bernoulli bmm bucketize chain_matmul cholesky cholesky_inverse "
-        "cholesky_solve clip column_stack concat concatenate copysign cross cummax cummin cumprod deg2rad diag diff digamma "
-        "dot dstack erfc erfinv exp2 float_power fmax fmin frac frexp gcd ger heaviside histc histogram hstack hypot i0 "
-        "index_add index_copy index_reduce inner isin isneginf isposinf kron kthvalue lcm ldexp lgamma logaddexp2 "
-        "logcumsumexp logit logsumexp masked_select matrix_power median mm mode msort multinomial mv mvlgamma nan_to_num "
-        "nanmean nanmedian nanquantile nansum nextafter nonzero norm outer polygamma qr quantile rad2deg renorm row_stack "
-        "scatter searchsorted sgn signbit sinc slice_scatter std svd take take_along_dim tensordot tril triu "
-        "unfold_copy var vdot vstack xlogy"
+        "cholesky_solve clip column_stack concat concatenate copysign cross cummax cummin cumprod deg2rad diag "
+        "diff digamma dot dstack erfc erfinv exp2 float_power fmax fmin frac frexp gcd ger heaviside histc "
+        "histogram hstack hypot i0 index_add index_copy index_reduce inner isin isneginf isposinf kron kthvalue "
+        "lcm ldexp lgamma logaddexp2 logcumsumexp logit logsumexp lu_solve lu_unpack masked_select matrix_power "
+        "median mm mode msort multinomial mv mvlgamma nan_to_num nanmean nanmedian nanquantile nansum nextafter "
+        "nonzero norm outer polygamma qr quantile rad2deg renorm row_stack scatter searchsorted sgn signbit sinc "
+        "slice_scatter std svd take take_along_dim tensordot tril triu unfold_copy var vdot vstack xlogy"
     ).split()
 )
 

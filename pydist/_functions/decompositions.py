@@ -3,7 +3,7 @@
 from collections import namedtuple
 
 from pydist import _C, linalg
-from pydist._functions._register import both
+from pydist._functions._register import both, function
 
 
 def _of_linalg(name, theirs):
@@ -53,6 +53,26 @@ def cholesky_inverse(input, upper=False):
     """The inverse of L L^T, where L is input (upper: L^T L)."""
     L = input
     return linalg.inv(L.mT @ L if upper else L @ L.mT)
+
+
+@both
+def lu(input, pivot=True, get_infos=False):
+    """linalg.lu_factor; get_infos=True: linalg.lu_factor_ex."""
+    return linalg.lu_factor_ex(input, pivot=pivot) if get_infos else linalg.lu_factor(input, pivot=pivot)
+
+
+@both
+def lu_solve(input, LU_data, LU_pivots):
+    """linalg.lu_solve(LU_data, LU_pivots, input)."""
+    return linalg.lu_solve(LU_data, LU_pivots, input)
+
+
+@function
+def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
+    """(P, L, U) of what linalg.lu_factor has returned; empty tensors in the place of what is not asked for."""
+    none = LU_data.new_empty(0)
+    p = linalg._permutation("lu_unpack", LU_pivots, LU_data) if unpack_pivots else none
+    return namedtuple("lu_unpack", "P L U")(p, *(linalg._halves(LU_data) if unpack_data else (none, none)))
 
 
 @both

@@ -105,7 +105,57 @@ def test_what_has_free_signs():
     assert np.allclose(pydist.tensor(POSITIVE).logdet().numpy(), np.linalg.slogdet(POSITIVE)[1])
 
 
+LARGE = RNG.normal(size=(2, 9, 9))
+
+
+@pytest.mark.parametrize("a", [SQUARE, SQUARE[0], TALL, WIDE, LARGE, np.zeros((2, 0, 3)), np.zeros((0, 2, 2))])
+def test_lu(a):
+    """Factors, pivots, first and second gradients as torch's; singular matrices have factors, too."""
+    compare(lambda lib, a: lib.linalg.lu_factor(a), [a])
+    compare(lambda lib, a: lib.linalg.lu(a), [a])
+    compare(lambda lib, a: lib.lu_unpack(*lib.linalg.lu_factor_ex(a)[:2]), [a])
+    compare(lambda lib, a: lib.lu_unpack(*lib.linalg.lu_factor(a), unpack_pivots=False), [a])
+    compare(lambda lib, a: lib.lu_unpack(*lib.linalg.lu_factor(a.detach()), unpack_data=False), [a])
+    made, theirs = linalg.lu_factor_ex(pydist.tensor(a)), torch.linalg.lu_factor_ex(torch.tensor(a))
+    assert made.pivots.numpy().dtype == np.int32 and np.array_equal(made.pivots.numpy(), theirs.pivots.numpy())
+    assert tuple(made.info.shape) == tuple(theirs.info.shape) and made.info.dtype is pydist.int32
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_lu_solve(adjoint):
+    def solved(lib, a, b, **options):
+        return lib.linalg.lu_solve(*lib.linalg.lu_factor(a), b, adjoint=adjoint, **options)
+
+    compare(solved, [SQUARE, TALL[:, :3]])
+    compare(solved, [SQUARE[0], TALL[:, :3]])
+    compare(solved, [LARGE, LARGE[0]])
+    compare(lambda lib, a, b: solved(lib, a, b, left=False), [SQUARE, TALL])
+    a, b = pydist.tensor(SQUARE), pydist.tensor(TALL[:, :3])
+    assert np.allclose(b.lu_solve(*a.lu()).numpy(), np.linalg.solve(SQUARE, TALL[:, :3]))
+    assert len(a.lu(get_infos=True)) == 3
+
+
+def test_lu_of_singular_matrices():
+    a = np.stack([np.eye(3), np.arange(9.0).reshape(3, 3), np.zeros((3, 3)), [[1, 2, 3], [0, 0, 5], [0, 0, 6]]])
+    for ours, theirs in (
+        *zip(linalg.lu_factor_ex(pydist.tensor(a)), torch.linalg.lu_factor_ex(torch.tensor(a))),
+        *zip(linalg.lu(pydist.tensor(a)), torch.linalg.lu(torch.tensor(a))),
+    ):
+        assert np.allclose(ours.numpy(), theirs.numpy(), atol=1e-15)
+    for call, which in (
+        (lambda: linalg.lu_factor(pydist.tensor(a[2:])), r"lu_factor: \(Batch element 0\): U\[1,1\] is zero"),
+        (lambda: linalg.lu_factor_ex(pydist.tensor(a[3]), check_errors=True), r"lu_factor_ex: U\[2,2\] is zero"),
+    ):
+        with pytest.raises(RuntimeError, match=which):
+            call()
+
+
+PIVOTS = pydist.tensor([1, 2], dtype=pydist.int32)
 WRONG = [
+    (lambda: linalg.lu_factor(pydist.eye(2), pivot=False), RuntimeError, "pivot=True"), (lambda: linalg.lu(pydist.ones(2)), RuntimeError, "lu: shape"), (lambda: linalg.lu_factor(pydist.eye(2).long()), RuntimeError, "int64"),
+    (lambda: linalg.lu_solve(pydist.eye(2), PIVOTS.long(), pydist.ones(2, 1)), RuntimeError, "int32"), (lambda: linalg.lu_solve(pydist.eye(2), PIVOTS[:1], pydist.ones(2, 1)), RuntimeError, r"shape \(2,\)"),
+    (lambda: linalg.lu_solve(pydist.eye(2), PIVOTS + 1, pydist.ones(2, 1)), RuntimeError, "outside of 1 to 2"), (lambda: linalg.lu_solve(pydist.eye(2), PIVOTS, pydist.ones(2)), RuntimeError, "2 rows"), (lambda: linalg.lu_solve(pydist.eye(3)[:2], PIVOTS, pydist.ones(2, 1)), RuntimeError, "square"),
+    (lambda: pydist.lu_unpack(pydist.eye(2), PIVOTS - 1), RuntimeError, "lu_unpack: got pivots outside"),
     (lambda: linalg.inv(pydist.zeros(2, 2)), linalg.LinAlgError, "inv.*ingular"), (lambda: linalg.cholesky(-pydist.eye(2)), linalg.LinAlgError, "cholesky"), (lambda: linalg.inv(pydist.zeros(2, 3)), RuntimeError, "square"),
     (lambda: linalg.solve(pydist.eye(2), pydist.zeros(3, 1)), RuntimeError, "rows"), (lambda: linalg.det(pydist.eye(2).long()), RuntimeError, "int64"), (lambda: linalg.inv(pydist.zeros(2)), RuntimeError, "square"),
     (lambda: linalg.norm(pydist.zeros(2, 2, 2), 2), RuntimeError, "norm"), (lambda: linalg.multi_dot([pydist.eye(2)]), RuntimeError, "multi_dot"),
