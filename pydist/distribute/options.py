@@ -28,12 +28,15 @@ CollectiveCommunication = CommunicationImplementation  # the older name
 
 
 class CommunicationOptions:
-    """`timeout_seconds`: how long ranks wait for the others to come (default: 300 s). `bytes_per_pack` and
-    `implementation` are accepted."""
+    """`bytes_per_pack`: sums over ranks travel in packs of at most so many bytes, but of one tensor at least; 0: Keras' `fit`
+    chooses, and other sums are one pack for each dtype. `timeout_seconds`: how long ranks wait for the others to come
+    (default: 300 s). `implementation` is accepted. Raises ValueError for a negative number."""
 
     def __init__(self, bytes_per_pack=0, timeout_seconds=None, implementation=CommunicationImplementation.AUTO):
         if timeout_seconds is not None and not timeout_seconds > 0:
             raise ValueError(f"CommunicationOptions: timeout_seconds is {timeout_seconds!r} (expected more than 0)")
+        if not isinstance(bytes_per_pack, int) or bytes_per_pack < 0:
+            raise ValueError(f"CommunicationOptions: bytes_per_pack is {bytes_per_pack!r} (expected 0 or more)")
         self.bytes_per_pack, self.timeout_seconds, self.implementation = bytes_per_pack, timeout_seconds, implementation
 
 

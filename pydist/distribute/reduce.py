@@ -37,17 +37,23 @@ def _tree(parts):
     return parts[0] if len(parts) == 1 else tree_sum(parts)
 
 
-def same_kinds(tensors):
-    """The positions of tensors by their dtype and device."""
-    found = {}
+def packs(tensors, most=0):
+    """The positions of tensors, by their dtype and device, in packs of at most `most` bytes, or of one tensor. 0: no limit."""
+    found, last = [], {}  # of each kind: its last pack, and the bytes of it
     for i, tensor in enumerate(tensors):
-        found.setdefault((tensor.dtype, tensor.device), []).append(i)
-    return found.values()
+        kind, size = (tensor.dtype, tensor.device), tensor.numel() * tensor.dtype.itemsize
+        pack, used = last.get(kind, (None, 0))
+        if pack is None or most and used + size > most:
+            pack, used = [], 0
+            found.append(pack)
+        pack.append(i)
+        last[kind] = pack, used + size
+    return found
 
 
-def all_reduce(group, tensors, scale=1.0):
-    """Sums tensors over the ranks of `group` in place, one collective for each dtype. None: no other rank."""
-    for positions in same_kinds(tensors) if group is not None else ():
+def all_reduce(group, tensors, scale=1.0, most=0):
+    """Sums tensors over the ranks of `group` in place, one collective for each of the packs. None: no other rank."""
+    for positions in packs(tensors, most) if group is not None else ():
         group.all_reduce([tensors[i] for i in positions], "sum", False)
     if scale != 1.0:
         for i, tensor in enumerate(tensors):
@@ -55,14 +61,14 @@ def all_reduce(group, tensors, scale=1.0):
     return tensors
 
 
-def add(parts_of, group, blocks=None):
+def add(parts_of, group, blocks=None, most=0):
     """[the sum over all replicas] of tensors that are given as one list for each: its parts on the local replicas.
-    `blocks`: the replicas are logical shards, dealt out like this."""
+    `blocks`: the replicas are logical shards, dealt out like this. `most`: bytes of a pack, 0: no limit."""
     with no_grad():
         parts_of = [[part.detach() for part in parts] for parts in parts_of]
         if blocks is None:
-            return all_reduce(group, [_local_sum(parts) for parts in parts_of])
-        return _over_blocks(parts_of, group, blocks)
+            return all_reduce(group, [_local_sum(parts) for parts in parts_of], most=most)
+        return _over_blocks(parts_of, group, blocks, most)
 
 
 def _local_sum(parts):
@@ -73,10 +79,10 @@ def _local_sum(parts):
     return tree_sum([part.float() for part in parts]).to(dtype)
 
 
-def _over_blocks(parts_of, group, blocks):
+def _over_blocks(parts_of, group, blocks, most):
     """The sums in the order of the tree over all shards, whoever has them."""
     found = [None] * len(parts_of)
-    for positions in same_kinds([parts[0] for parts in parts_of]):
+    for positions in packs([parts[0] for parts in parts_of], most):
         kind = parts_of[positions[0]][0]
         if not kind.is_floating_point():  # sums of integers have no order
             totals = all_reduce(group, [tree_sum(parts_of[i]) for i in positions])

@@ -10,7 +10,7 @@ from pydist.distribute.cluster_resolver import SimpleClusterResolver
 from pydist.distribute.context import caller, here
 from pydist.distribute.logical import Numbers
 from pydist.distribute.options import ValueContext
-from pydist.distribute.reduce import ReduceOp, add, gather_rows, same_kinds
+from pydist.distribute.reduce import ReduceOp, add, gather_rows, packs
 from pydist.distribute.replica import Crew, Private, ReplicaContext
 from pydist.distribute.survival import Survival, survives
 from pydist.distribute.values import DistributedValues, PerReplica, as_tensor, regroup, select
@@ -59,6 +59,7 @@ class Strategy:
     """
 
     _is_set = False
+    _bytes_per_pack = 0  # of sums over ranks, 0: no limit
 
     def __init__(self, devices=("cpu:0",), group=None, resolver=None, logical=None):
         name = type(self).__name__
@@ -180,7 +181,7 @@ class Strategy:
             lines = [f"{names.get(i, '')}of shape {tuple(v.shape)}, {v.dtype}" for i, v in values.items()]
             check_agreement(f"{type(self).__name__}: variable", lines, self._group)
             values = [v.detach() for v in values.values()]
-            for positions in same_kinds(values):
+            for positions in packs(values):
                 self._group.broadcast([values[i] for i in positions], 0, False)
         if again or made > self._known:
             self._variables_made.agree()
@@ -280,7 +281,7 @@ class Strategy:
     def _sums(self, parts_of):
         """[the sum over all replicas] of tensors that are given as one list for each: its parts on the local
         replicas. All ranks get the same bits."""
-        return add(parts_of, self._group, self._blocks)
+        return add(parts_of, self._group, self._blocks, self._bytes_per_pack)
 
     # Values.
 
@@ -454,7 +455,7 @@ class StrategyExtended:
         return self._strategy.reduce(reduce_op, value)
 
     def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
-        """reduce_to for each (value, destination), with one collective for each dtype."""
+        """reduce_to for each (value, destination), with one collective for each dtype and `bytes_per_pack`."""
         strategy, op = self._strategy, ReduceOp.from_name(reduce_op)
         totals = strategy._sums([strategy._parts(value, "batch_reduce_to") for value, _ in value_destination_pairs])
         return [total / strategy._count if op is ReduceOp.MEAN else total for total in totals]

@@ -67,7 +67,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     launcher's ranks, else this process alone.
 
     The first to make a strategy waits for the others, up to communication_options.timeout_seconds (300); then it
-    raises CommTimeout, which names the tasks that have not come. The chief, or worker 0, listens at its address; on
+    raises CommTimeout, which names the tasks that have not come. communication_options.bytes_per_pack: the most bytes that
+    a sum over ranks takes at a time. The chief, or worker 0, listens at its address; on
     several hosts PYDIST_SECRET_FILE names a secret that all of them share. shards, shares: see MirroredStrategy.
     """
 
@@ -85,3 +86,4 @@ class MultiWorkerMirroredStrategy(Strategy):
             group, resolver = joined_group(), local_resolver()
         devices = ["CPU:0"] if group is None and resolver.task_type == "evaluator" else local_devices()
         super().__init__(devices, group, resolver, shards_of(name, shards, shares))
+        self._bytes_per_pack = getattr(options, "bytes_per_pack", 0)

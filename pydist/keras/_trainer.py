@@ -23,7 +23,7 @@ from pydist.keras._adapters import Part, divided
 from pydist.keras._replay import Recorded, as_tensors, recorded
 from pydist.utils._pytree import tree_map
 
-_BUCKETS = 25 << 20, 1 << 20  # bytes of a bucket and of the first one
+_BUCKETS = 25 << 20, 1 << 20  # bytes of a bucket and of the first one, where the strategy does not say
 
 
 class Steps:
@@ -100,7 +100,9 @@ class Steps:
             return
         if self._reducer is None:
             params, names = [v._value for v in variables], [v.path for v in variables]
-            self._reducer, self._params = _C.Reducer(params, names, self.strategy._group, *_BUCKETS), _ids(variables)
+            most = self.strategy._bytes_per_pack
+            buckets = (most, most) if most else _BUCKETS
+            self._reducer, self._params = _C.Reducer(params, names, self.strategy._group, *buckets), _ids(variables)
         context, reducer = self.strategy._context, self._reducer
         reducer.prepare()
         reducer.set_weight(part.share.weight(0))

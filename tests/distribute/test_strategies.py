@@ -10,6 +10,7 @@ import pydist
 from pydist import distribute, nn, optim
 from pydist.data import Dataset
 from pydist.distribute import MirroredStrategy, PerReplica, runner
+from pydist.distributed.diagnostics import flight_record
 from pydist.testing import run_ranks as ranks
 from pydist.utils.data import DataLoader, TensorDataset
 
@@ -117,6 +118,33 @@ def test_workers_of_tf_config_compute_what_one_computes():
     assert bits(done[0][0]) == bits(done[1][0])
     for mine, theirs in zip(done[0][0], expected):
         pydist.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shards", [None, 4])
+def test_bytes_per_pack(shards):
+    """Sums travel in packs of whole tensors, with the same bits."""
+
+    def work(rank, most):
+        options = distribute.experimental.CommunicationOptions(bytes_per_pack=most)
+        strategy = distribute.MultiWorkerMirroredStrategy(communication_options=options, shards=shards)
+        numbers = pydist.Generator().manual_seed(rank)
+        parts = strategy.num_replicas_in_sync // 2
+
+        def value(k):
+            values = [pydist.randn(100, generator=numbers) for _ in range(parts)]
+            return PerReplica([v.long() if k == 2 else v for v in values])
+
+        values = [(value(k), None) for k in range(6)]
+        before = flight_record().count("all_reduce")
+        totals = strategy.extended.batch_reduce_to("SUM", values)
+        return bits(totals), flight_record().count("all_reduce") - before
+
+    found = {most: ranks(2, work, most) for most in (0, 800, 1000, 2000, 100)}
+    assert [by_rank[0][1] for by_rank in found.values()] == [2, 4, 4, 2, 6]
+    assert len({tuple(totals) for by_rank in found.values() for totals, _ in by_rank}) == 1
+    for wrong in (-1, None, "1"):
+        with pytest.raises(ValueError, match="bytes_per_pack is .*expected 0 or more"):
+            distribute.experimental.CommunicationOptions(bytes_per_pack=wrong)
 
 
 def test_each_row_once_and_equal_steps():

@@ -11,6 +11,7 @@ from pydist.data import Dataset
 from pydist.distribute import MirroredStrategy, runner
 from pydist.distribute.cluster_resolver import SimpleClusterResolver
 from pydist.distribute.experimental import partitioners
+from pydist.distributed.diagnostics import flight_record
 from pydist.testing import run_ranks as ranks
 from pydist.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -99,6 +100,19 @@ def floatx(request):
 
 
 # Training.
+
+
+def test_buckets_have_bytes_per_pack():
+    def work(rank, most):
+        options = distribute.experimental.CommunicationOptions(bytes_per_pack=most)
+        with distribute.MultiWorkerMirroredStrategy(communication_options=options).scope():
+            model = mlp()
+        x, y = data(BATCH)
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+        return flight_record().count("all_reduce(float32"), [v.numpy().tobytes() for v in model.variables]
+
+    (few, bits), (more, same) = (ranks(2, work, most)[0] for most in (0, 64))
+    assert more == few + 3 and bits == same  # a bucket for each of four variables
 
 
 @pytest.mark.parametrize("make, floatx", [
