@@ -10,6 +10,7 @@ what it prints are not done again. What has to happen in Python in each call goe
 
 import functools
 import gc
+import threading
 import types
 
 from pydist import _C
@@ -77,7 +78,7 @@ class Recorded:
         self._name = name or getattr(step, "__qualname__", type(step).__name__)
         self._mode = next(value for name, value, _ in _C.flags() if name == "PYDIST_REPLAY")
         self._ready, self._half = (), []  # programs; those in the list were recorded once
-        self._called = self._busy = False
+        self._called, self._busy = False, threading.Lock()
         self._differed = 0
         self._stays = "PYDIST_REPLAY is 0" if self._mode == "0" else None
         self.__wrapped__ = step
@@ -97,14 +98,14 @@ class Recorded:
         return self._learn(args, kwargs)
 
     def _learn(self, args, kwargs):
-        if self._stays or self._busy or not self._called or _C._program_recording():
-            self._called = True
+        learns = self._called and not self._stays and not _C._program_recording()
+        self._called = True
+        if not learns or not self._busy.acquire(blocking=False):
             return self._step(*args, **kwargs)
-        self._busy = True
         try:
             return self._record(args, kwargs)
         finally:
-            self._busy = False
+            self._busy.release()
 
     def _record(self, args, kwargs):
         changed = self._drop_changed()

@@ -249,21 +249,23 @@ class Dataset:
     # Steps
 
     def map(self, map_func, num_parallel_calls=None, deterministic=None, synchronous=None, use_unbounded_threadpool=None,
-            name=None, batched=False):  # fmt: skip
+            name=None, batched=False, recorded=False):  # fmt: skip
         """The results of a function of each element; members of tuples are its arguments. It may return tensors, arrays,
         numbers, tuples and dictionaries.
 
         `num_parallel_calls` threads call it ahead (AUTOTUNE: as many as help). Python runs in one thread at a time, so that
         this helps functions that spend their time in NumPy, Pillow or pydist. Random operations of pydist draw by the number
         of the element: any number of threads gives the same results. `batched`: where `batch` follows, the function
-        gets whole batches. `deterministic=False`: results of threads come as they are ready. An exception of the function
+        gets whole batches. `recorded`: as in `tf.function`, Python runs the function for the first elements only; from then
+        on what it did with tensors is repeated, with the same bits. `deterministic=False`: results of threads come as they are ready. An exception of the function
         gets a note that names the element.
 
         >>> [x.item() for x in Dataset.range(3).map(lambda x: x * x)]
         [0, 1, 4]
         """
         ordered = None if deterministic is None else bool(deterministic)
-        return self._with(function.Map(self._node, map_func, _threads(num_parallel_calls, "map"), batched, ordered))
+        threads = _threads(num_parallel_calls, "map")
+        return self._with(function.Map(self._node, map_func, threads, batched, ordered, recorded))
 
     def filter(self, predicate, name=None):
         """The elements of which `predicate` is true.

@@ -3,7 +3,7 @@
 import copy
 import threading
 
-from pydist import _C
+from pydist import _C, _replay
 from pydist.data import spec, state, streams
 from pydist.data.spec import DatasetSpec, TensorSpec, UNKNOWN
 from pydist.data.step import GOLDEN, MASK, NoElement, Run, Step, each
@@ -35,12 +35,14 @@ def note(error, where):
 
 class Function:
     """A program's function of elements. Random ops in it draw by the number of the element: their results do not depend on
-    threads. Raises what the function raises, with a note that names function and element."""
+    threads. Raises what the function raises, with a note that names function and element. `recorded`: what it does with
+    tensors is recorded once, and then runs without Python."""
 
-    def __init__(self, fn, step, where, salt=0):
+    def __init__(self, fn, step, where, salt=0, recorded=False):
         if not callable(fn):
             raise TypeError(f"{where}: the function is {type(fn).__name__} (expected a callable)")
         self.fn, self.step, self.where, self.salt = fn, step, where, salt * GOLDEN
+        self.called = _replay.Recorded(fn, name=f"{where}: {function_name(fn)}") if recorded else fn
         self.draws = False  # whether a call has drawn random numbers
 
     def __call__(self, leaves, i, run):
@@ -51,7 +53,7 @@ class Function:
         before = _C._rng_key()
         _C.set_rng_state(((run.base + self.salt + run.epoch * GOLDEN + i) & MASK, 0, 0))
         try:
-            return self.fn(*given)
+            return self.called(*given)
         except StopIteration as error:  # it would look like the end of the data
             raise RuntimeError(f"{self.where}: {function_name(self.fn)} raised StopIteration at element {i}") from error
         except Exception as error:
@@ -132,11 +134,11 @@ class _OfFunction(Step):
 
 
 class Map(_OfFunction):
-    """`whole`: the function gets batches."""
+    """`whole`: the function gets batches. `recorded`: see Function."""
 
-    def __init__(self, step, fn, threads=0, whole=False, ordered=None):
+    def __init__(self, step, fn, threads=0, whole=False, ordered=None, recorded=False):
         self.inputs, self.threads, self.whole, self.ordered = (step,), threads, whole, ordered
-        self.function = Function(fn, step, "map", len(step.steps()))
+        self.function = Function(fn, step, "map", len(step.steps()), recorded)
         self.results = Results(self.function)
 
     def apply(self, leaves, i, run):

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from itertools import chain, islice, permutations
+from itertools import chain, count, islice, permutations
 
 import numpy as np
 import pytest
@@ -240,6 +240,52 @@ def test_states_of_other_plans_are_refused():
 
 
 # Threads
+
+
+@pytest.mark.parametrize("threads", [None, 3, data.AUTOTUNE])
+def test_recorded_functions_give_the_same_bits(threads):
+    """Random numbers included, for rows in any order, and for another shape in the last pass."""
+    images, calls = np.random.default_rng(0).integers(0, 255, (300, 9, 9)).astype(np.uint8), []
+
+    def crop(image, label):
+        calls.append(label)
+        return (image[2:8, 1:7].float() / 255 + pydist.rand(6, 6)).clamp(0, 1), {"label": label * 2, "same": label}
+
+    def made(**options):
+        pydist.manual_seed(5)
+        calls.clear()
+        rows = Dataset.from_tensor_slices((images, np.arange(300))).shuffle(300)
+        dataset = rows.map(crop, **options).batch(7).map(lambda x, y: (x * 2, y), **options)
+        return [[x.numpy().tobytes(), y["label"].tolist(), y["same"].tolist()] for x, y in dataset]
+
+    expected = made()
+    assert len(calls) == 300
+    assert made(num_parallel_calls=threads, recorded=True) == expected and len(calls) < 20
+
+
+def test_recorded_functions_that_cannot_be_repeated():
+    """They run as Python: what reads values, what has no tensors; and a place does not depend on it."""
+    rows = Dataset.range(20)
+    for function in (
+        lambda x: x.item() * 2,
+        lambda x: x.numpy() + 1,
+        lambda x: np.arange(3),
+        lambda x: Dataset.range(2),
+    ):
+        assert items(rows.map(function, recorded=True)) == items(rows.map(function))
+    counted = count()
+    assert items(rows.map(lambda x: x * next(counted), recorded=True)) == [n * n for n in range(20)]
+    words = Dataset.from_tensor_slices(["a", "b", "c"] * 5)
+    assert items(words.map(lambda s: s, recorded=True)) == items(words)
+    function = lambda x: x + 1
+    begun, other = iter(rows.map(function)), iter(rows.map(function, recorded=True))
+    list(islice(begun, 7))
+    other.load_state_dict(begun.state_dict())
+    assert [x.item() for x in other] == list(range(8, 21))
+    with pytest.raises(IndexError) as error:
+        items(rows.map(lambda x: pydist.arange(9).gather(0, x.reshape(1)), recorded=True))
+    said = getattr(error.value, "__notes__", error.value.args)[-1]  # Python 3.10
+    assert "in map: function" in said and "element 9" in said
 
 
 def slow(x):
