@@ -6,7 +6,7 @@ LATER = {  # file of pydist/_functions: functions, methods
             "cholesky cholesky_inverse cholesky_solve det inverse logdet lu lu_solve lu_unpack matrix_exp pinverse qr "
             "slogdet svd"
         ),
-        ("cholesky cholesky_inverse cholesky_solve det inverse logdet lu lu_solve matrix_exp pinverse qr slogdet svd"),
+        "cholesky cholesky_inverse cholesky_solve det inverse logdet lu lu_solve matrix_exp pinverse qr slogdet svd",
     ),
     "elements": (
         (

@@ -44,14 +44,14 @@ def listed():
                      if (isfunction(f) or isclass(f)) and getmodule(f) is module and not n.startswith("_")]  # fmt: skip
 
 
-def text_of(names, indent):
-    if not names:
-        return '""'
-    lines = fill(" ".join(names), 112 - indent, break_on_hyphens=False, break_long_words=False).split("\n")
-    if len(lines) == 1:
-        return f'"{lines[0]}"'
+def text_of(names, indent, key=""):
+    """As the formatter writes it: in one line of 120 columns if it fits, behind the key."""
+    text = " ".join(names)
+    if indent + len(f'{key}"{text}",') <= 120:
+        return f'{key}"{text}"'
+    lines = fill(text, 112 - indent, break_on_hyphens=False, break_long_words=False).split("\n")
     inner = "".join(f'\n{" " * (indent + 4)}"{line}{" " * (line is not lines[-1])}"' for line in lines)
-    return f"({inner}\n{' ' * indent})"
+    return f"{key}({inner}\n{' ' * indent})"
 
 
 def written():
@@ -59,7 +59,7 @@ def written():
     for file, functions, methods in later():
         lines += [f'    "{file}": (', f"        {text_of(functions, 8)},", f"        {text_of(methods, 8)},", "    ),"]
     lines += ["}", "FROM = {  # file of pydist: functions and classes"]
-    lines += [f'    "{file}": {text_of(sorted(names), 4)},' for file, names in listed()]
+    lines += ["    " + text_of(sorted(names), 4, f'"{file}": ') + "," for file, names in listed()]
     return "\n".join([*lines, "}"]) + "\n"
 
 
