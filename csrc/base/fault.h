@@ -1,11 +1,23 @@
-/* Faults on purpose, for tests: the N-th allocation, send or receive fails (PYDIST_FAULT=malloc:N, send:N, recv:N). */
+/* Faults on purpose, for tests: the N-th operation of a kind fails (PYDIST_FAULT=malloc:N). Of files (io/file.h): `write`
+   and `nospace` are writes that fail with EIO and ENOSPC, `fsync` and `rename` fail with EIO, and `kill` ends the process
+   before its N-th call that changes the disk. */
 #ifndef PD_BASE_FAULT_H
 #define PD_BASE_FAULT_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef enum pd_fault { PD_FAULT_MALLOC, PD_FAULT_SEND, PD_FAULT_RECV, PD_FAULTS } pd_fault;
+typedef enum pd_fault {
+    PD_FAULT_MALLOC,
+    PD_FAULT_SEND,
+    PD_FAULT_RECV,
+    PD_FAULT_WRITE,
+    PD_FAULT_NOSPACE,
+    PD_FAULT_FSYNC,
+    PD_FAULT_RENAME,
+    PD_FAULT_KILL,
+    PD_FAULTS
+} pd_fault;
 
 extern const char *const pd_fault_names[PD_FAULTS]; /* "malloc" */
 /* Makes the n-th operation of this kind from now on fail (1: the next one); 0: none. Returns how many were counted

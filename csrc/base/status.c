@@ -20,6 +20,7 @@ void pd_fail_at(const char *file, int line, pd_status kind, const char *fmt, ...
     memcpy(error.text, text, sizeof text);
     error.kind = kind;
     error.rank = -1;
+    error.number = 0;
     snprintf(error.trail, sizeof error.trail, "%s:%d", base_name(file), line);
 }
 
@@ -29,6 +30,7 @@ void pd_trail_at(const char *file, int line) {
 }
 
 void pd_error_set_rank(int rank) { error.rank = rank; }
+void pd_error_set_number(int number) { error.number = number; }
 const pd_error *pd_error_get(void) { return &error; }
 void pd_error_save(pd_error *to) { *to = error; }
 

@@ -24,6 +24,7 @@ typedef enum pd_status {
 typedef struct pd_error {
     pd_status kind;
     int rank;              /* the failed peer (PD_E_PEER), else -1 */
+    int number;            /* errno (PD_E_OS of io/file.h), else 0 */
     char text[PD_ERROR_TEXT];
     char trail[PD_ERROR_TRAIL]; /* "file:line < file:line", innermost first */
 } pd_error;
@@ -33,6 +34,7 @@ void pd_fail_at(const char *file, int line, pd_status kind, const char *fmt, ...
     __attribute__((format(printf, 4, 5), cold));
 void pd_trail_at(const char *file, int line) __attribute__((cold));
 void pd_error_set_rank(int rank);
+void pd_error_set_number(int number);
 const pd_error *pd_error_get(void); /* [borrowed from the thread] the last failure */
 void pd_error_save(pd_error *to);
 pd_status pd_error_restore(const pd_error *from); /* returns from->kind */

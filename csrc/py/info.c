@@ -58,7 +58,9 @@ static PyObject *fault(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "sL:fault", &kind, &at)) return NULL;
     for (int k = 0; k < PD_FAULTS; k++)
         if (!strcmp(kind, pd_fault_names[k])) return PyLong_FromLongLong(pd_fault_set((pd_fault)k, at));
-    return PyErr_Format(PyExc_ValueError, "fault: kind is '%s' (expected malloc, send or recv)", kind);
+    return PyErr_Format(
+        PyExc_ValueError,
+        "fault: kind is '%s' (expected malloc, send, recv, write, nospace, fsync, rename or kill)", kind);
 }
 
 static PyObject *flags(PyObject *module, PyObject *unused) {
@@ -186,8 +188,8 @@ static PyMethodDef functions[] = {
      "cached()\n\nWhat the caches hold: the number of oneDNN plans, and the bytes of memory of freed tensors."},
     {"trim", trim, METH_NOARGS, "trim()\n\nEmpties the caches."},
     {"fault", fault, METH_VARARGS,
-     "fault(kind, n) -> int\n\nMakes the n-th 'malloc', 'send' or 'recv' from now fail (0: none). Returns how many "
-     "there were since the last call."},
+     "fault(kind, n) -> int\n\nMakes the n-th 'malloc', 'send', 'recv', or of files 'write', 'nospace', 'fsync' or "
+     "'rename' from now fail (0: none); 'kill' ends the process. Returns how many there were since the last call."},
     {"fault_malloc", fault_malloc, METH_O,
      "fault_malloc(n)\n\nMakes the n-th allocation from now fail (0: none). Returns how many there were since the last "
      "call."},

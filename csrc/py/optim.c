@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "io/stage.h"
 #include "kernels/step_rules.h"
 #include "optim/step.h"
 #include "py/py.h"
@@ -353,12 +354,25 @@ static PyObject *zero_grads(PyObject *module, PyObject *args) {
     return finish(&l, pd_zero_grads(l.t[0], l.n, set_to_none));
 }
 
+/* Waits until no staging copies parameters (io/stage.h); false with the exception set after Ctrl-C. */
+static bool pass_the_door(void) {
+    if (__builtin_expect(!atomic_load_explicit(&pd_stages_open, memory_order_acquire), 1)) return true;
+    for (bool open = false; !open;) {
+        Py_BEGIN_ALLOW_THREADS;
+        open = pd_stage_door();
+        Py_END_ALLOW_THREADS;
+        if (PyErr_CheckSignals()) return false;
+    }
+    return true;
+}
+
 /* Every step calls this first, so it makes no objects: it reads the groups as they are. */
 static PyObject *ask_to_write(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
     if (n != 2 || !PyList_Check(args[1]))
         return PyErr_Format(PyExc_TypeError,
                             "ask_to_write: the arguments do not fit (expected an optimizer and its list of groups)");
+    if (!pass_the_door()) return NULL;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[1]); i++) {
         PyObject *group = PyList_GET_ITEM(args[1], i),
                  *params = PyDict_Check(group) ? PyDict_GetItemString(group, "params") : NULL;

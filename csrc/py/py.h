@@ -228,6 +228,7 @@ int pd_py_add_mpi(PyObject *module);
 int pd_py_add_data(PyObject *module);
 int pd_py_add_data_files(PyObject *module);
 int pd_py_add_data_example(PyObject *module);
+int pd_py_add_io(PyObject *module);
 
 /* Makes a type by PyType_FromSpec, keeps it in the state, and adds it to the module under its name; NULL on failure. */
 PyObject *pd_py_type(PyObject *module, PyType_Spec *spec, PyObject *bases, PyObject **keep);

@@ -15,7 +15,7 @@ from pydist import _C
 
 # A folder includes only headers of folders listed before it.
 ROOMS = [
-    "base", "data", "device", "kernels", "cuda", "tensor", "autograd", "ops", "optim", "mpi", "comm", "parallel", "py",
+    "base", "data", "io", "device", "kernels", "cuda", "tensor", "autograd", "ops", "optim", "mpi", "comm", "parallel", "py",
 ]  # fmt: skip
 # The rooms of comm, by levels: a room includes only rooms of levels before its own, so rooms of one level do not know each other.
 COMM = [{"net"}, {"memory"}, {"link"}, {"mesh", "algo", "control"}, {"group"}, {"nccl"}]
