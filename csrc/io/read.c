@@ -117,6 +117,15 @@ static int64_t row_after(const rows *r, int64_t each, int64_t byte) {
     return low;
 }
 
+/* Where the last row that begins before this byte ends; at most `byte`. There is one. */
+static int64_t end_of_rows(const rows *r, int64_t each, int64_t byte) {
+    int64_t k = row_after(r, each, byte - 1), from = byte, to;
+    if (k < r->count) place(r, k, &from, &to);
+    if (from < byte) return byte;
+    place(r, k - 1, &from, &to);
+    return from + r->length * each;
+}
+
 static pd_status list_blocks(reader *r, int64_t i) {
     const rows *rows = &r->rows[i];
     int64_t each = r->box[i].each, from, to, row = 0, block = 0;
@@ -224,9 +233,7 @@ static pd_status read_block(reader *r, size_t i, char *buffer) {
     place(rows, u->row, &from, &to);
     int64_t last = from + rows->length * box->each;
     if (!box->crc) { /* only what the box has of it */
-        int64_t next, unused;
-        place(rows, rows->count - 1, &next, &unused);
-        if (end > next + rows->length * box->each) end = next + rows->length * box->each;
+        end = end_of_rows(rows, box->each, end);
         if (begin < from) begin = from;
     }
     char *data = buffer;
