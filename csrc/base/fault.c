@@ -7,8 +7,9 @@
 #include "base/flags.h"
 
 const char *const pd_fault_names[PD_FAULTS] = {
-    [PD_FAULT_MALLOC] = "malloc",   [PD_FAULT_SEND] = "send",   [PD_FAULT_RECV] = "recv",     [PD_FAULT_WRITE] = "write",
-    [PD_FAULT_NOSPACE] = "nospace", [PD_FAULT_FSYNC] = "fsync", [PD_FAULT_RENAME] = "rename", [PD_FAULT_KILL] = "kill",
+    [PD_FAULT_MALLOC] = "malloc", [PD_FAULT_SEND] = "send",       [PD_FAULT_RECV] = "recv",
+    [PD_FAULT_WRITE] = "write",   [PD_FAULT_NOSPACE] = "nospace", [PD_FAULT_FSYNC] = "fsync",
+    [PD_FAULT_RENAME] = "rename", [PD_FAULT_KILL] = "kill",
 };
 
 static struct { _Atomic int64_t at, seen; } faults[PD_FAULTS]; /* at 0: no fault */

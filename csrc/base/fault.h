@@ -1,6 +1,6 @@
-/* Faults on purpose, for tests: the N-th operation of a kind fails (PYDIST_FAULT=malloc:N). Of files (io/file.h): `write`
-   and `nospace` are writes that fail with EIO and ENOSPC, `fsync` and `rename` fail with EIO, and `kill` ends the process
-   before its N-th call that changes the disk. */
+/* Faults on purpose, for tests: the N-th operation of a kind fails (PYDIST_FAULT=malloc:N). Of files (io/file.h):
+   `write` and `nospace` are writes that fail with EIO and ENOSPC, `fsync` and `rename` fail with EIO, and `kill`
+   ends the process before its N-th call that changes the disk. */
 #ifndef PD_BASE_FAULT_H
 #define PD_BASE_FAULT_H
 

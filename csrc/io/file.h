@@ -1,16 +1,16 @@
-/* The calls by which this room changes and reads files, in one table: only its entries ask the system, so faults, and
-   tests that stop at any call, have one place.
+/* The calls by which this room changes and reads files, in one table: only its entries ask the system, so faults,
+   and tests that stop at any call, have one place.
 
-   An entry returns 0 or errno. It tries again after EINTR, and goes on after a short count. Faults (base/fault.h) come
-   from here. While a trace is on, each call that changes the disk and succeeds leaves a record: a head of 32 bytes,
-   little-endian, then path a, path b and the data, without padding or zeros at their ends:
+   An entry returns 0 or errno. It tries again after EINTR, and goes on after a short count. Faults (base/fault.h)
+   come from here. While a trace is on, each call that changes the disk and succeeds leaves a record: a head of 32
+   bytes, little-endian, then path a, path b and the data, without padding or zeros at their ends:
 
        uint8 op, 3 zeros, int32 file, int64 at, uint32 bytes of a, uint32 bytes of b, uint64 bytes of data
 
-   op is a pd_file_op. `file` is the number of an open file, counted through the process (-1: none): OPEN gives it to path
-   a, later records have it in the place of a path. `at` is the offset of WRITE, the new size of TRUNCATE, and of OPEN 1
-   if the call made the file, 2 if the file was opened for writing, else 0. A record stands behind those of all calls
-   that had returned when its call began. */
+   op is a pd_file_op. `file` is the number of an open file, counted through the process (-1: none): OPEN gives it to
+   path a, later records have it in the place of a path. `at` is the offset of WRITE, the new size of TRUNCATE, and
+   of OPEN 1 if the call made the file, 2 if the file was opened for writing, else 0. A record stands behind those of
+   all calls that had returned when its call began. */
 #ifndef PD_IO_FILE_H
 #define PD_IO_FILE_H
 

@@ -1,8 +1,8 @@
 /* Pieces of memory that lie one after the other in a file or an arena, and the CRC-32 of their blocks.
 
-   A block is PD_BLOCK bytes of a part, counted from the part's begin; the last one may be shorter, and an empty part has
-   none. Threads take spans of the whole. Where a span cuts a block, each thread adds what its bytes say of the block's
-   checksum: this is an exclusive or, so the order does not matter. */
+   A block is PD_BLOCK bytes of a part, counted from the part's begin; the last one may be shorter, and an empty part
+   has none. Threads take spans of the whole. Where a span cuts a block, each thread adds what its bytes say of the
+   block's checksum: this is an exclusive or, so the order does not matter. */
 #ifndef PD_IO_PARTS_H
 #define PD_IO_PARTS_H
 

@@ -43,13 +43,17 @@ pd_status pd_box_check(const char *op, const pd_box *box, int64_t i) {
     int64_t bytes = box->each, end;
     bool empty = false;
     if (box->each < 1 || box->each > 16 || (box->each & (box->each - 1)) || box->ndim < 0 || box->ndim > PD_BOX_DIMS)
-        return pd_fail(PD_E_VALUE, "%s: job %lld has %d dimensions and elements of %lld bytes (expected at most %d, and 1, "
-                       "2, 4, 8 or 16)", op, (long long)i, box->ndim, (long long)box->each, PD_BOX_DIMS);
+        return pd_fail(PD_E_VALUE,
+                       "%s: job %lld has %d dimensions and elements of %lld bytes (expected at most %d, and 1, 2, 4, 8 "
+                       "or 16)",
+                       op, (long long)i, box->ndim, (long long)box->each, PD_BOX_DIMS);
     for (int d = 0; d < box->ndim; d++) {
         int64_t lo = box->lo[d], size = box->size[d], shape = box->shape[d];
         if (shape < 0 || lo < 0 || size < 0 || lo > shape || size > shape - lo)
-            return pd_fail(PD_E_VALUE, "%s: job %lld reads %lld elements from %lld on of a dimension of %lld (expected a box "
-                           "within the shape)", op, (long long)i, (long long)size, (long long)lo, (long long)shape);
+            return pd_fail(PD_E_VALUE,
+                           "%s: job %lld reads %lld elements from %lld on of a dimension of %lld (expected a box "
+                           "within the shape)",
+                           op, (long long)i, (long long)size, (long long)lo, (long long)shape);
         empty |= shape == 0;
         if (box->stride[d] < 0)
             return pd_fail(PD_E_VALUE, "%s: job %lld has stride %lld (expected 0 or more)", op, (long long)i,
@@ -57,12 +61,12 @@ pd_status pd_box_check(const char *op, const pd_box *box, int64_t i) {
     }
     for (int d = 0; d < box->ndim && !empty; d++)
         if (__builtin_mul_overflow(bytes, box->shape[d], &bytes))
-            return pd_fail(PD_E_VALUE, "%s: job %lld has a shape of too many elements (expected less than 2^63 bytes)", op,
-                           (long long)i);
+            return pd_fail(PD_E_VALUE, "%s: job %lld has a shape of too many elements (expected less than 2^63 bytes)",
+                           op, (long long)i);
     if (empty) bytes = 0;
     if (box->bytes != bytes)
-        return pd_fail(PD_E_VALUE, "%s: job %lld has %lld bytes, but its shape %lld (expected the same)", op, (long long)i,
-                       (long long)box->bytes, (long long)bytes);
+        return pd_fail(PD_E_VALUE, "%s: job %lld has %lld bytes, but its shape %lld (expected the same)", op,
+                       (long long)i, (long long)box->bytes, (long long)bytes);
     if (box->begin < 0 || __builtin_add_overflow(box->begin, bytes, &end) || end > INT64_MAX - 2 * PD_BLOCK)
         return pd_fail(PD_E_VALUE, "%s: job %lld begins at byte %lld (expected 0 or more, and an end below 2^63)", op,
                        (long long)i, (long long)box->begin);
@@ -204,7 +208,8 @@ static pd_status read_cached(reader *r, char *to, int64_t bytes, int64_t at, boo
     return PD_OK;
 }
 
-/* The same past the page cache, through whole disk blocks around the bytes. *data: where the bytes are in the buffer. */
+/* The same past the page cache, through whole disk blocks around the bytes. *data: where the bytes are in the
+   buffer. */
 static pd_status read_direct(reader *r, char *buffer, int64_t bytes, int64_t at, bool check, int64_t *got,
                              uint32_t *crc, char **data) {
     int64_t begin = at / PD_DIRECT_ALIGN * PD_DIRECT_ALIGN;

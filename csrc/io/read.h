@@ -1,5 +1,5 @@
-/* Boxes of tensors that lie in a file, read into memory of any strides. Only the blocks (parts.h) that a box touches are
-   read, and those with a checksum are checked before a byte of them is believed. Threads take blocks in turn. */
+/* Boxes of tensors that lie in a file, read into memory of any strides. Only the blocks (parts.h) that a box touches
+   are read, and those with a checksum are checked before a byte of them is believed. Threads take blocks in turn. */
 #ifndef PD_IO_READ_H
 #define PD_IO_READ_H
 
@@ -30,8 +30,9 @@ typedef struct pd_damage {
 
 /* PD_E_VALUE: the numbers of box i contradict each other. */
 pd_status pd_box_check(const char *op, const pd_box *box, int64_t i);
-/* Reads boxes that pd_box_check has passed. The host's lock has been given up. PD_E_DATA: *damage says which block; PD_E_OS
-   with errno. After a failure the destinations hold anything. direct: past the page cache if the file system can. */
+/* Reads boxes that pd_box_check has passed. The host's lock has been given up. PD_E_DATA: *damage says which block;
+   PD_E_OS with errno. After a failure the destinations hold anything. direct: past the page cache if the file system
+   can. */
 pd_status pd_read_boxes(const char *op, const char *path, const pd_box *box, int64_t count, int threads, bool direct,
                         pd_damage *damage);
 

@@ -6,13 +6,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/copy.h"
 #include "base/mem.h"
 #include "base/os.h"
 #include "io/crew.h"
 #include "io/file.h"
 
-/* SPAN: bytes of the arena that a thread takes at a time. PIECE: bytes whose checksum is made just before their copy. */
+/* SPAN: bytes of the arena that a thread takes at a time. PIECE: bytes whose checksum is made just before their
+   copy. */
 enum { SPAN = 1 << 20, PIECE = 64 << 10, SLICE_NS = 50000000 };
 
 typedef struct pd_stage_impl {
@@ -74,7 +74,7 @@ static pd_status copy_spans(pd_stage *s) {
         for (int64_t n; (n = pd_walk_next(&walk, PIECE, &data));) {
             char *to = s->arena + walk.at;
             pd_walk_past(&walk, data, n);
-            pd_copy(to, data, (size_t)n, (size_t)bytes);
+            memcpy(to, data, (size_t)n);
         }
     }
     return PD_OK;
@@ -105,7 +105,8 @@ static pd_status make_arena(const char *op, pd_stage *s) {
     s->fd = pd_fault_hit() ? (errno = ENOMEM, -1) : memfd_create("pydist-stage", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (s->fd < 0 && errno == ENOMEM) return pd_fail(PD_E_MEMORY, "%s: cannot make an arena", op);
     if (s->fd < 0 || ftruncate(s->fd, (off_t)bytes)) return pd_file_fail(op, "the arena", errno);
-    if (fcntl(s->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) return pd_file_fail(op, "the arena", errno);
+    if (fcntl(s->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        return pd_file_fail(op, "the arena", errno);
     if (!bytes) return PD_OK;
     void *p = pd_fault_hit() ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
     if (p == MAP_FAILED) return pd_fail(PD_E_MEMORY, "%s: cannot map an arena of %zu bytes", op, bytes);

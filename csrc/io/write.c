@@ -84,8 +84,8 @@ static pd_status write_spans(pd_crew *crew) {
     return PD_TRAIL(status);
 }
 
-/* The size is set before the writes, so that direct ones need not extend the file one after the other, and again where the
-   last one went past it. */
+/* The size is set before the writes, so that direct ones need not extend the file one after the other, and again
+   where the last one went past it. */
 static pd_status fill(writer *w, int threads) {
     const pd_file_ops *calls = pd_file_calls;
     int64_t bytes = w->parts->bytes, spans = bytes / w->span + (bytes % w->span != 0);

@@ -8,8 +8,8 @@
 #define PD_WRITE_MEMORY ((int64_t)64 << 20) /* the most that the threads' buffers have together */
 
 /* Makes a file, which must not exist, and writes the parts from `offset` (a multiple of PD_DIRECT_ALIGN) on; what is
-   before reads as zeros. Fills parts->crc. direct: past the page cache if the file system can. Does not sync. The host's
-   lock has been given up. PD_E_OS: the errno of the first call that failed; the file stays as it is then. */
+   before reads as zeros. Fills parts->crc. direct: past the page cache if the file system can. Does not sync. The
+   host's lock has been given up. PD_E_OS: the errno of the first call that failed; the file stays as it is then. */
 pd_status pd_write_parts(const char *op, const char *path, const pd_parts *parts, int64_t offset, int threads,
                          bool direct);
 /* A small file: makes it, or opens one that exists, writes `bytes` at its begin, and waits for the disk if `sync`. */

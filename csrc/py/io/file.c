@@ -125,7 +125,8 @@ WITH_PATH(unlink, remove_file)
 WITH_PATH(rmdir, remove_folder)
 WITH_PATH(sync, pd_write_sync)
 
-static PyObject *with_paths(const char *op, const char *format, PyObject *args, int (*call)(const char *, const char *)) {
+static PyObject *with_paths(const char *op, const char *format, PyObject *args,
+                            int (*call)(const char *, const char *)) {
     PyObject *a, *b, *from = NULL, *to = NULL;
     pd_status status;
     if (!PyArg_ParseTuple(args, format, &a, &b) || !PyUnicode_FSConverter(a, &from)) return NULL;

@@ -5,8 +5,8 @@
 #include "io/parts.h"
 #include "py/py.h"
 
-/* Memory of Python objects: contiguous tensors on the CPU, and whatever has the buffer protocol. It is lent, so it stays
-   where it is until pd_py_parts_drop, whatever other threads do with the objects. */
+/* Memory of Python objects: contiguous tensors on the CPU, and whatever has the buffer protocol. It is lent, so it
+   stays where it is until pd_py_parts_drop, whatever other threads do with the objects. */
 typedef struct pd_py_parts {
     PyObject *items; /* a tuple of the objects */
     pd_part *part;

@@ -173,17 +173,18 @@ static PyObject *f_read(PyObject *module, PyObject *args, PyObject *kwargs) {
 
 static PyMethodDef functions[] = {
     {"io_read", (PyCFunction)(void (*)(void))f_read, METH_VARARGS | METH_KEYWORDS,
-     "io_read(path, jobs, threads=2, direct=False)\n\nReads boxes of tensors in a file. A job is (begin, nbytes, shape, "
-     "lo, sizes, crcs, tensor): the stored tensor, the\nbox in it, the CRC-32 of its blocks of 4 MiB or None, and a "
-     "tensor of shape sizes that gets the box. IoDamaged: a\nblock that the box touches is not what it was, or the file "
-     "ends before it."},
+     "io_read(path, jobs, threads=2, direct=False)\n\nReads boxes of tensors in a file. A job is (begin, nbytes, "
+     "shape, lo, sizes, crcs, tensor): the stored tensor, the\nbox in it, the CRC-32 of its blocks of 4 MiB or None, "
+     "and a tensor of shape sizes that gets the box. IoDamaged: a\nblock that the box touches is not what it was, or "
+     "the file ends before it."},
     {0}};
 
 int pd_py_add_io_read(PyObject *module) {
     damaged = PyErr_NewExceptionWithDoc(
         "pydist._C.IoDamaged",
         "A block of a file is not what was written. job: its number in the list; block: its number in the stored "
-        "tensor; expected, got: the checksums (None: there was none to compare, or the file ends before the block does).",
+        "tensor; expected, got: the checksums (None: there was none to compare, or the file ends before the block "
+        "does).",
         PyExc_RuntimeError, NULL);
     PyObject *method = damaged ? PyDescr_NewMethod((PyTypeObject *)damaged, &str_method) : NULL;
     int bad = !method || PyObject_SetAttrString(damaged, "__str__", method) ||
