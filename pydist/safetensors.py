@@ -7,6 +7,7 @@
 Format: the safetensors specification (huggingface/safetensors, README).
 """
 
+import io
 import json
 import mmap
 import os
@@ -29,7 +30,7 @@ _DTYPES = {
     "U8": _C.uint8,
     "BOOL": _C.bool,
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _HEADER_MOST = 100_000_000  # bytes, as in the reference implementation
 
 
@@ -55,7 +56,7 @@ def _layout(tensors, metadata):
                 )
             owners[storage] = name
         end = at + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         data.append(tensor.contiguous())
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -68,6 +69,10 @@ def _width(name, tensor):
         raise SafetensorError(f"save: {name!r}: {type(tensor).__name__} (expected a tensor)")
     if not isinstance(name, str):
         raise SafetensorError(f"save: the name {name!r}: {type(name).__name__} (expected str)")
+    if name == "__metadata__":
+        raise SafetensorError(
+            f"save: a tensor has the name {name!r}, which the format has for itself (expected another one)"
+        )
     if tensor.is_meta:
         raise SafetensorError(f"save: {name!r} is on meta, which has no data (expected a tensor with memory)")
     return tensor.element_size()
@@ -115,38 +120,46 @@ def _pairs(pairs):
     return names
 
 
-def _header(data):
-    """({name: (dtype, shape, begin, end)}, metadata). Offsets count from the beginning of the file. All of it is
-    checked."""
-    if len(data) < 8:
-        raise SafetensorError(f"load: the file has {len(data)} bytes (expected at least 8)")
-    (length,) = struct.unpack("<Q", data[:8])
-    if length > _HEADER_MOST or 8 + length > len(data):
-        raise SafetensorError(f"load: got a header of {length} bytes in a file of {len(data)} bytes")
+def parse_header(file, size):
+    """({name: (dtype, shape, begin, end)}, metadata, the header's bytes with its length before them) of an open file of
+    `size` bytes. Offsets count from the beginning of the file. All of it is checked."""
+    head = file.read(8)
+    if len(head) < 8:
+        raise SafetensorError(f"load: the file has {size} bytes (expected at least 8)")
+    (length,) = struct.unpack("<Q", head)
+    if length > _HEADER_MOST or 8 + length > size:
+        raise SafetensorError(f"load: got a header of {length} bytes in a file of {size} bytes")
+    text = file.read(length)
     try:
-        header = json.loads(str(data[8 : 8 + length], "utf-8"), object_pairs_hook=_pairs)
+        header = json.loads(str(text, "utf-8"), object_pairs_hook=_pairs)
     except SafetensorError:
         raise
     except (ValueError, RecursionError) as error:
         raise SafetensorError(f"load: the header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise SafetensorError("load: the header is not a JSON object")
-    metadata, found, spans = header.pop("__metadata__", None), {}, []
+    metadata = header.pop("__metadata__", None)
     is_text = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
     if metadata is not None and not is_text:
         raise SafetensorError("load: __metadata__ is not a dict of text (expected a dict from str to str)")
+    return _entries(header, length, size), metadata, head + text
+
+
+def _entries(header, length, size):
+    found, spans = {}, []
     for name, entry in header.items():
         try:
             dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-            whole = all(type(number) is int and 0 <= number < 1 << 63 for number in (*shape, begin, end))
+            whole = isinstance(shape, list)  # not text or a dict, of which * takes something, too
+            whole &= all(type(number) is int and 0 <= number < 1 << 63 for number in (*shape, begin, end))
         except (KeyError, TypeError, ValueError):
             raise SafetensorError(
                 f"load: {name!r}: its entry is incomplete (expected dtype, shape and data_offsets)"
             ) from None
         width = dtype.itemsize
-        if not whole or _count(shape) * width != end - begin or 8 + length + end > len(data):
+        if not whole or _count(shape) * width != end - begin or 8 + length + end > size:
             raise SafetensorError(
-                f"load: {name!r}: shape and offsets of {width}-byte elements do not fit a file of {len(data)} bytes"
+                f"load: {name!r}: shape and offsets of {width}-byte elements do not fit a file of {size} bytes"
             )
         found[name] = dtype, shape, 8 + length + begin, 8 + length + end
         spans.append((begin, end))
@@ -155,9 +168,9 @@ def _header(data):
         if begin != at:
             raise SafetensorError(f"load: the data has a gap or an overlap at byte {at}")
         at = end
-    if 8 + length + at != len(data):
-        raise SafetensorError(f"load: {len(data) - 8 - length - at} bytes follow the last tensor (expected none)")
-    return found, metadata
+    if 8 + length + at != size:
+        raise SafetensorError(f"load: {size - 8 - length - at} bytes follow the last tensor (expected none)")
+    return found
 
 
 def _count(shape):
@@ -187,7 +200,8 @@ def load(data):
     """The tensors, by name, in the bytes of a file."""
     _little()
     data = bytearray(data)
-    return {name: _tensor(data, *entry) for name, entry in _header(data)[0].items()}
+    entries, _, _ = parse_header(io.BytesIO(data), len(data))
+    return {name: _tensor(data, *entry) for name, entry in entries.items()}
 
 
 def load_file(filename, device="cpu"):
@@ -207,7 +221,7 @@ class safe_open:
         with open(filename, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else b""
-        self._entries, self._metadata = _header(self._data)
+            self._entries, self._metadata, _ = parse_header(file, size)
 
     def __enter__(self):
         return self
