@@ -18,6 +18,8 @@ static inline int64_t pd_blocks(int64_t bytes) { return bytes / PD_BLOCK + (byte
 typedef struct pd_part {
     const void *data;
     int64_t bytes;
+    const atomic_uint *writes; /* NULL, or the count of writes to this memory, which is raised before each */
+    unsigned seen;             /* that count when a copy began */
 } pd_part;
 
 typedef struct pd_parts {

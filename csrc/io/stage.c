@@ -80,6 +80,15 @@ static pd_status copy_spans(pd_stage *s) {
     return PD_OK;
 }
 
+static pd_status check_unwritten(const char *op, const pd_parts *parts) {
+    for (int64_t i = 0; i < parts->count; i++) {
+        const pd_part *p = &parts->part[i];
+        if (p->writes && *p->writes != p->seen)
+            return pd_fail(PD_E_RUNTIME, "%s: part %lld was written before it was copied", op, (long long)i);
+    }
+    return PD_OK;
+}
+
 static void *copier(void *arg) {
     pd_stage *s = arg;
     impl *m = s->impl;
@@ -91,6 +100,7 @@ static void *copier(void *arg) {
         pd_error_save(&m->error);
     }
     if (!--m->running) {
+        if (!m->status && (m->status = check_unwritten(m->op, &s->parts))) pd_error_save(&m->error);
         atomic_fetch_sub_explicit(&pd_stages_open, 1, memory_order_release);
         pthread_cond_broadcast(&ended);
     }
@@ -119,6 +129,8 @@ static pd_status start_threads(const char *op, pd_stage *s, int threads) {
     pd_status status = PD_OK;
     pthread_mutex_lock(&lock); /* the threads end behind it */
     m->forks = forks;
+    for (int64_t i = 0; i < s->parts.count; i++)
+        if (s->parts.part[i].writes) s->parts.part[i].seen = *s->parts.part[i].writes;
     while (m->threads < threads && !status) {
         status = pd_os_thread_start(op, &m->thread[m->threads], copier, s);
         if (!status) m->threads++;

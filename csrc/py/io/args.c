@@ -51,7 +51,7 @@ static bool lend_tensor(PyObject *o, const char *op, pd_part *part, pd_storage *
         return false;
     }
     *lent = t->storage;
-    *part = (pd_part){pd_tensor_data(t), (int64_t)pd_tensor_bytes(t)};
+    *part = (pd_part){pd_tensor_data(t), (int64_t)pd_tensor_bytes(t), &t->storage->writes, 0};
     return true;
 }
 
@@ -66,7 +66,7 @@ static bool lend_item(PyObject *o, const char *op, pd_part *part, pd_storage **l
         view->obj = NULL;
         return false;
     }
-    *part = (pd_part){view->buf, (int64_t)view->len};
+    *part = (pd_part){view->buf, (int64_t)view->len, NULL, 0};
     return true;
 }
 
