@@ -181,6 +181,7 @@ class Shards:
         self.source = source_of(loader, accumulate, self._logical)
         self.count, self.overlap, self._resumed = count, overlap, None
         self._done, self._now = 0, None  # steps of this epoch that were made; the one under way
+        self._began_with = _C._rng_key()[0]
         _replicas.stepping = _check_step
 
     def __len__(self):
