@@ -1,0 +1,310 @@
+"""One rank's part of one save.
+
+Each rank writes its files; the folder gets its name when all are on the disk. In every state in which a crash may leave a
+disk, a folder with a checkpoint's name is a whole checkpoint.
+"""
+
+import errno
+import os
+import socket
+import time
+import weakref
+from contextlib import suppress
+
+from pydist import _C
+from pydist.distributed.checkpoint import _format
+from pydist.distributed.checkpoint.api import CheckpointException
+from pydist.distributed.checkpoint.metadata import StorageMeta
+from pydist.distributed.checkpoint.planner import WriteItemType
+
+_links = {}  # {(parent folder, rank, ranks): the last _File of parameters that do not train}
+
+
+class _File:
+    """A file that a rank writes. old: the _File of an earlier save with the same bytes; state: what they depend on."""
+
+    old = state = None
+
+    def __init__(self, kind, items, more):
+        self.kind, self.boxes, self.more = kind, _format.Boxes(items), more
+
+
+def _checksums(tensor):
+    """The CRC-32 of each block of a contiguous tensor."""
+    data = memoryview(_C.storage_bytes(tensor)) if tensor.numel() else b""
+    begin = tensor.storage_offset() * tensor.element_size()
+    end = begin + tensor.numel() * tensor.element_size()
+    return [_C.io_crc32(data[at : min(at + _format.BLOCK, end)]) for at in range(begin, end, _format.BLOCK)]
+
+
+class Writing:
+    """One rank's part of one save: `prepare`, then `write`, then `commit`."""
+
+    def __init__(self, writer, words, about, frozen):
+        """frozen: {address: parameter} of those that do not train."""
+        self.writer, self.words, self.about, self.frozen = writer, words, about, frozen
+        self.path = writer.path
+        self.parent, self.name = os.path.split(self.path)
+        self.is_marker = writer.commit == "marker"
+        self.folder = self.path if self.is_marker else os.path.join(self.parent, f".tmp-{self.name}-{words.id}")
+        self.files = []
+        self.is_unsure = False  # the disk may have the names before or after the last change: nothing may be removed
+
+    def prepare(self, state, planner):
+        """Asks the planner what this rank writes."""
+        planner.rank, planner.ranks = self.words.rank, self.words.ranks
+        planner.set_up_planner(state, StorageMeta(self.path, self.words.id), self.words.rank == 0)
+        plan = planner.finish_plan(planner.create_local_plan())
+        items, leaves = [], {}
+        for item in plan.items:
+            data = planner.resolve_data(item)
+            if item.type is WriteItemType.BYTE_IO:
+                leaves[item.index.fqn] = data.getvalue().decode()
+                continue
+            if not isinstance(data, _C.Tensor) or tuple(data.shape) != tuple(item.tensor_data.chunk.sizes):
+                raise CheckpointException(
+                    f"save: resolve_data gave {type(data).__name__} of shape {tuple(getattr(data, 'shape', ()))} for "
+                    f"{item.index.fqn!r} (expected a tensor of shape {tuple(item.tensor_data.chunk.sizes)})"
+                )
+            if data.is_meta:
+                raise CheckpointException(f"save: {item.index.fqn!r} is on meta, which has no data")
+            items.append(
+                (item.index.fqn, tuple(item.index.offset), data.detach().cpu().contiguous(), item.tensor_data.size)
+            )
+        self.files = self._divide(items, {**_format.tree(leaves, plan.planner_data or {}), "save_id": self.words.id})
+        if not items and not (leaves and self.words.rank == 0):
+            self.files = []
+        self.fingerprint = planner.fingerprint() if hasattr(planner, "fingerprint") else 0
+
+    def _divide(self, items, more):
+        """The files of this rank: one, and one for parameters that do not train, which later saves link to."""
+        still = {i: param for i, item in enumerate(items) if (param := self.frozen.get(item[2].data_ptr())) is not None}
+        files = [_File("", [item for i, item in enumerate(items) if i not in still], more)]
+        if still:
+            state = {(*items[i][:2],): (id(param), param._version) for i, param in still.items()}
+            last = _links.get(self._link_key())
+            files.append(_File("frozen-", [items[i] for i in still], {"save_id": self.words.id}))
+            files[1].state, files[1].params = state, [weakref.ref(param) for param in still.values()]
+            if last and last.state == state and all(ref() is not None for ref in last.params):
+                files[1].old = last
+        return files
+
+    def _link_key(self):
+        return self.parent, self.words.rank, self.words.ranks
+
+    def tensors(self):
+        """What this rank saves."""
+        return [tensor for file in self.files for tensor in file.boxes.tensors]
+
+    def _name_of(self, kind, rank):
+        return f"{self.words.id}-{kind}{rank:05d}.safetensors" if self.is_marker else f"{kind}{rank:05d}.safetensors"
+
+    def write(self, data=None, checksums=None):
+        """Writes this rank's files and tells rank 0. data: the bytes of `tensors()` in one buffer, with these checksums;
+        None: the tensors themselves."""
+        make_folder(self.parent, self.writer.sync_files)
+        with suppress(FileExistsError):
+            _C.io_mkdir(self.folder)
+        word, at, first = "", 0, 0
+        for file in self.files:
+            path = os.path.join(self.folder, self._name_of(file.kind, self.words.rank))
+            n, nbytes = len(file.boxes.tensors), file.boxes.nbytes
+            staged = None if data is None else (data[at : at + nbytes], checksums[first : first + n])
+            at, first = at + nbytes, first + n
+            if not (file.old and self._link(file, path, staged)):
+                self._write_file(file, path, staged)
+            word += f"{file.kind or '-'} {file.nbytes} {file.crc:08x} "
+            if file.state:
+                file.path, file.boxes.tensors = os.path.join(self.path, os.path.basename(path)), None
+                _links[self._link_key()] = file
+        self.words.say(f"{word}{self.fingerprint:08x}".encode())
+
+    def _write_file(self, file, path, staged):
+        head, boxes = file.boxes.header(None, file.more), file.boxes
+        self._check_space(path, len(head) + boxes.nbytes)
+        written = _C.io_write(
+            path, boxes.tensors if staged is None else [staged[0]], len(head), self.writer.thread_count
+        )
+        file.checksums = written if staged is None else staged[1]
+        head = boxes.header(dict(zip(boxes.entries, file.checksums, strict=True)), file.more)
+        _C.io_head(path, head, self.writer.sync_files)
+        file.nbytes, file.crc, file.head = len(head) + boxes.nbytes, _C.io_crc32(head), len(head)
+
+    def _link(self, file, path, staged):
+        """Whether the file of the last save, if it is still that, has got this name, too. Its checksums are compared with
+        those of the parameters now: writes through .data and NumPy leave no other trace."""
+        old = file.old
+        if (staged[1] if staged else [_checksums(tensor) for tensor in file.boxes.tensors]) != old.checksums:
+            return False
+        try:
+            _C.io_link(old.path, path)
+            with open(path, "rb") as opened:
+                whole = (
+                    os.fstat(opened.fileno()).st_size == old.nbytes and _C.io_crc32(opened.read(old.head)) == old.crc
+                )
+            if not whole:
+                _C.io_unlink(path)
+        except OSError:
+            return False
+        if whole:
+            file.nbytes, file.crc, file.head, file.checksums = old.nbytes, old.crc, old.head, old.checksums
+        return whole
+
+    def _check_space(self, path, need):
+        found = os.statvfs(self.folder)
+        if found.f_blocks and found.f_bavail * found.f_frsize < need:
+            free = found.f_bavail * found.f_frsize
+            raise OSError(errno.ENOSPC, f"No space left on device: {free} bytes are free", path)
+
+    def fail(self, error):
+        """This rank cannot write its part: all ranks will hear of it in commit."""
+        with suppress(_C.DistError):  # nobody hears it any more: commit will say why
+            self.words.say_error(str(error) if isinstance(error, CheckpointException) else self._about(error))
+
+    def _about(self, error):
+        text = f"{getattr(error, 'filename', None) or self.path}: {type(error).__name__}: {error}"
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            need = sum(len(file.boxes.header(None, file.more)) + file.boxes.nbytes for file in self.files)
+            text += f" (this rank writes {need} bytes)"
+        return text
+
+    def commit(self):
+        """Rank 0: when all ranks have written, gives the folder its name and tells all; on an error it removes what was
+        written. Others: wait for that. Raises CheckpointException on all ranks."""
+        if self.words.rank:
+            self.words.listen(self.path)
+            return
+        try:
+            self._commit(self.words.collect(self.path))
+        except BaseException as error:
+            self.clean()
+            failure = error
+            if not isinstance(error, CheckpointException):
+                text = f"rank 0 on {socket.gethostname()}: {self._about(error)}"
+                failure = CheckpointException(f"save: {self.path} was not saved: {text}", {0: text})
+            self.words.tell(failure)
+            if failure is error or not isinstance(error, Exception):
+                raise
+            raise failure from error
+        self.words.tell()
+
+    def _commit(self, words):
+        files, prints = [], set()
+        for rank, word in enumerate(words):
+            *rest, fingerprint = word.decode().split()
+            prints.add(fingerprint)
+            for kind, nbytes, crc in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+                name = self._name_of("" if kind == "-" else kind, rank)
+                files.append({"name": name, "bytes": int(nbytes), "header_crc": int(crc, 16)})
+        if len(prints) > 1:
+            raise CheckpointException(
+                f"save: {self.path}: ranks have plain tensors of different names, dtypes or shapes (expected TensorPart for a "
+                "tensor that not all ranks have)"
+            )
+        about = {
+            "save_id": self.words.id,
+            "created": time.time(),
+            "ranks": self.words.ranks,
+            "durable": self.writer.sync_files,
+        }
+        data, sync = _format.manifest(files, **about, **self.about), self.writer.sync_files
+        part, final = (os.path.join(self.folder, name) for name in (f".manifest-{self.words.id}", _format.MANIFEST))
+        if not self.is_marker:
+            _C.io_put(part, data, sync)
+            _C.io_rename(part, final)
+            if sync:
+                _C.io_sync(self.folder)
+            if not self._name(self.folder, self.path):
+                remove(self.folder)
+            return
+        if sync:  # the disk has the names of all files, and of the folder, before the manifest says that they are there
+            _C.io_sync(self.folder)
+            _C.io_sync(self.parent)
+        _C.io_put(part, data, sync)
+        old = self._old_files()
+        if not self._name(part, final):
+            for name in {os.path.basename(part), *old} - {file["name"] for file in files}:
+                with suppress(OSError):
+                    _C.io_unlink(os.path.join(self.folder, name))
+
+    def _old_files(self):
+        """For commit="marker": the files of the checkpoint that is replaced."""
+        try:
+            return [file["name"] for file in _format.read_manifest(self.folder)["files"]]
+        except (FileNotFoundError, CheckpointException):
+            return []
+
+    def _exists(self):
+        return CheckpointException(f"save: {self.path} is there already (expected another name, or overwrite=True)")
+
+    def _name(self, part, final):
+        """Gives `part` the name `final`, which makes it the checkpoint, and waits until the disk has it. Returns False if
+        there was a `final`: it has the other name now. After an error names are as before."""
+        is_new = True
+        try:
+            _C.io_rename(part, final)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            if not self.writer.overwrite:
+                raise self._exists() from None
+            is_new = False
+            _C.io_exchange(part, final)
+        try:
+            if self.writer.sync_files:
+                _C.io_sync(os.path.dirname(final))
+        except OSError:
+            self.is_unsure = True
+            with suppress(OSError):
+                _C.io_rename(final, part) if is_new else _C.io_exchange(part, final)
+            raise
+        return is_new
+
+    def clean(self):
+        """Removes what this save has written, as far as that is possible."""
+        if self.is_unsure:
+            return
+        if not self.is_marker:
+            delete(self.folder)
+            return
+        with suppress(OSError):
+            for name in os.listdir(self.folder):
+                if self.words.id in name:
+                    _C.io_unlink(os.path.join(self.folder, name))
+
+
+def make_folder(path, sync=True):
+    """Makes a folder, and those above it. sync: waits until the disk has their names."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_folder(parent, sync)
+    with suppress(FileExistsError):
+        _C.io_mkdir(path)
+    if sync:
+        _C.io_sync(parent)
+
+
+def delete(path):
+    """Deletes a folder with all that is in it, as far as that is possible."""
+    with suppress(OSError):
+        for name in os.listdir(path):
+            inner = os.path.join(path, name)
+            if os.path.isdir(inner) and not os.path.islink(inner):
+                delete(inner)
+                continue
+            with suppress(OSError):
+                _C.io_unlink(inner)
+        _C.io_rmdir(path)
+
+
+def remove(path, sync=True):
+    """Deletes a checkpoint: first its name, so that nobody finds a part of it."""
+    parent, name = os.path.split(path)
+    trash = path
+    if not name.startswith((".tmp-", ".trash-")):
+        trash = os.path.join(parent, f".trash-{name}-{os.urandom(4).hex()}")
+        _C.io_rename(path, trash)
+        if sync:  # else the disk may get the deletions first
+            _C.io_sync(parent)
+    delete(trash)

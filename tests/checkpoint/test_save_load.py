@@ -1,0 +1,383 @@
+"""save and load: what is written, what comes back, and on how many ranks."""
+
+import json
+import os
+import struct
+import zlib
+
+import pytest
+
+import pydist
+from lib.package import COMPARED, installed
+from pydist import distributed as dist
+from pydist import nn, optim
+from pydist.distributed import checkpoint
+from pydist.distributed.checkpoint import CheckpointException, TensorPart, format_utils
+from pydist.testing import run_ranks
+
+DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64".split()
+
+
+def trained(steps=1):
+    pydist.manual_seed(3)
+    model = nn.Sequential(nn.Linear(30, 700), nn.BatchNorm1d(700), nn.Linear(700, 5))
+    optimizer = optim.AdamW(model.parameters(), betas=(0.8, 0.99))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(pydist.randn(8, 30)).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def equal(a, b):
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, pydist.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and (a.numel() == 0 or pydist.equal(a, b))
+    return type(a) is type(b) and a == b
+
+
+def test_objects_bring_their_state(tmp_path):
+    """A new model and an optimizer that has not stepped go on with equal bits."""
+    model, optimizer = trained(3)
+    checkpoint.save({"model": model, "optimizer": optimizer, "step": 3}, checkpoint_id=tmp_path / "a")
+    other, theirs = trained(0)
+    state = {"model": other, "optimizer": theirs, "step": 0}
+    checkpoint.load(state, checkpoint_id=tmp_path / "a")
+    assert state["step"] == 3 and state["model"] is other
+    assert equal(model.state_dict(), other.state_dict())
+    assert equal(optimizer.state_dict(), theirs.state_dict())
+    for net, opt in ((model, optimizer), (other, theirs)):
+        opt.zero_grad()
+        net(pydist.ones(4, 30)).sum().backward()
+        opt.step()
+    assert equal(model.state_dict(), other.state_dict())
+
+
+def test_values_that_are_no_tensors(tmp_path):
+    values = {
+        "none": None, "yes": True, "big": 1 << 80, "half": 0.1, "inf": float("inf"), "text": "ü\0\n", "bytes": b"\0\xff",
+        "tuple": (1, (2, "x")), "list": [1, [2, []]], "set": {3}, "complex": 1 + 2j, "size": pydist.Size([1, 2]),
+        "dtype": pydist.float16, "numbers": {1: "a", (2, 3): "b"}, "dollar": {"$tuple": [1]}, "empty": {}, "none in": [None],
+    }  # fmt: skip
+    checkpoint.save({"v": values, "x": pydist.ones(1)}, checkpoint_id=tmp_path / "a")
+    state = {"v": dict.fromkeys(values), "x": pydist.zeros(1)}
+    state["v"]["numbers"], state["v"]["dollar"], state["v"]["empty"] = {1: 0, (2, 3): 0}, {"$tuple": None}, {}
+    checkpoint.load(state, checkpoint_id=tmp_path / "a")
+    assert equal(state["v"], values), state["v"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_of_all_dtypes_and_shapes(tmp_path, dtype):
+    kind = getattr(pydist, dtype)
+    shapes = [(), (0,), (3, 0, 2), (1,), (5,), (2, 3, 4), (1000, 33)]
+    tensors = {str(i): (pydist.randn(*shape) * 9).to(kind) for i, shape in enumerate(shapes)}
+    tensors["turned"] = (pydist.randn(7, 9) * 9).to(kind).t()
+    tensors["part"] = (pydist.randn(7, 9) * 9).to(kind)[1:5:2, 3:]
+    checkpoint.save(tensors, checkpoint_id=tmp_path / "a")
+    found = {name: pydist.zeros_like(tensor) for name, tensor in tensors.items()}
+    found["turned"] = pydist.zeros(7, 9, dtype=kind).t()
+    checkpoint.load(found, checkpoint_id=tmp_path / "a")
+    assert equal(found, tensors)
+
+
+def test_dtypes_that_differ(tmp_path):
+    checkpoint.save({"x": pydist.full((4,), 1 / 3)}, checkpoint_id=tmp_path / "a")
+    state = {"x": pydist.zeros(4, dtype=pydist.bfloat16)}
+    checkpoint.load(state, checkpoint_id=tmp_path / "a")  # as in PyTorch: converted
+    assert state["x"].dtype is pydist.bfloat16 and state["x"][0] == pydist.tensor(1 / 3).bfloat16()
+    with pytest.raises(
+        CheckpointException, match="'x' is pydist.int64 in the state and pydist.float32 in the checkpoint"
+    ):
+        checkpoint.load({"x": pydist.zeros(4, dtype=pydist.int64)}, checkpoint_id=tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "state, said",
+    [
+        ({"x": pydist.ones(3), "y": 1}, "Missing key.*'y'"),
+        ({"x": pydist.ones(4)}, r"Size mismatch between saved \(3,\) and current: \(4,\) for 'x'"),
+        ({"x": 5}, "'x' is int in the state, but a tensor in the checkpoint"),
+        ({"n": pydist.ones(1)}, "'n' is a tensor in the state, but no tensor in the checkpoint"),
+        ({"x": TensorPart(pydist.ones(2), (5,), (1,))}, "Size mismatch"),
+    ],
+)
+def test_states_that_do_not_fit(tmp_path, state, said):
+    checkpoint.save({"x": pydist.ones(3), "n": 2}, checkpoint_id=tmp_path / "a")
+    with pytest.raises(CheckpointException, match=said):
+        checkpoint.load(state, checkpoint_id=tmp_path / "a")
+
+
+def test_partial_loads(tmp_path):
+    checkpoint.save({"x": pydist.ones(3), "extra": pydist.ones(2)}, checkpoint_id=tmp_path / "a")
+    state = {"x": pydist.zeros(3), "new": pydist.zeros(2)}
+    planner = checkpoint.DefaultLoadPlanner(allow_partial_load=True)
+    checkpoint.load(state, checkpoint_id=tmp_path / "a", planner=planner)
+    assert state["x"].tolist() == [1, 1, 1] and state["new"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("bad", [object(), [pydist.nn], {"deep": lambda: 0}, {1, object()}])
+def test_objects_that_are_no_values(tmp_path, bad):
+    with pytest.raises(CheckpointException, match="save: 'bad.*is or has a"):
+        checkpoint.save({"bad": bad, "x": pydist.ones(1)}, checkpoint_id=tmp_path / "a")
+    assert os.listdir(tmp_path) == []
+
+
+class Thing:
+    def __eq__(self, other):
+        return type(other) is Thing
+
+
+def test_pickles_have_to_be_asked_for(tmp_path):
+    saver, loader = checkpoint.DefaultSavePlanner(allow_pickle=True), checkpoint.DefaultLoadPlanner(allow_pickle=True)
+    checkpoint.save({"x": Thing()}, checkpoint_id=tmp_path / "a", planner=saver)
+    state = {"x": None}
+    with pytest.raises(CheckpointException, match="'x' is a pickle, which can run any code"):
+        checkpoint.load(state, checkpoint_id=tmp_path / "a")
+    checkpoint.load(state, checkpoint_id=tmp_path / "a", planner=loader)
+    assert state["x"] == Thing()
+
+
+def test_wrong_arguments(tmp_path):
+    with pytest.raises(TypeError, match="state_dict is list"):
+        checkpoint.save([], checkpoint_id=tmp_path / "a")
+    with pytest.raises(ValueError, match="neither checkpoint_id nor storage_writer"):
+        checkpoint.save({})
+    with pytest.raises(TypeError, match="storage_writer is int"):
+        checkpoint.save({}, storage_writer=3)
+    with pytest.raises(TypeError, match="storage_reader is int"):
+        checkpoint.load({}, storage_reader=3)
+    with pytest.raises(CheckpointException, match="there is no checkpoint at"):
+        checkpoint.load({}, checkpoint_id=tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointException, match="is no checkpoint: it has no manifest.json"):
+        checkpoint.load({}, checkpoint_id=tmp_path / "empty")
+    for wrong in ({"shape": (2,)}, {"offsets": (1, 2)}, {"offsets": (-1, 0)}, {"replica": 2}):
+        with pytest.raises(ValueError, match="TensorPart"):
+            TensorPart(**{"local": pydist.ones(2, 2), "shape": (3, 2), "offsets": (1, 0), **wrong})
+    with pytest.raises(TypeError, match="local is int"):
+        TensorPart(3, (1,), (0,))
+
+
+# Several ranks.
+
+
+def test_ranks_share_the_writing(tmp_path):
+    """Every rank writes its share of the rows, and any number of ranks loads them."""
+
+    def save(rank):
+        state = {"x": pydist.arange(90000.0).reshape(300, 300), "small": pydist.ones(3), "n": 7}
+        checkpoint.save(state, checkpoint_id=tmp_path / "a")
+
+    def load(rank):
+        state = {"x": pydist.zeros(300, 300), "small": pydist.zeros(3), "n": 0}
+        checkpoint.load(state, checkpoint_id=tmp_path / "a")
+        return state["n"] == 7 and state["small"].tolist() == [1, 1, 1] and state["x"].sum().item()
+
+    run_ranks(3, save)
+    sizes = [os.path.getsize(tmp_path / "a" / f"0000{rank}.safetensors") for rank in range(3)]
+    assert max(sizes) - min(sizes) < 10000
+    for world in (1, 2, 4):
+        assert set(run_ranks(world, load)) == {pydist.arange(90000.0).reshape(300, 300).sum().item()}
+
+
+def test_parts_of_ranks(tmp_path):
+    whole = pydist.arange(60.0).reshape(10, 6)
+
+    def save(rank):
+        rows = TensorPart(whole[rank * 5 : rank * 5 + 5], (10, 6), (rank * 5, 0))
+        flat = TensorPart.flat(whole.reshape(-1)[rank * 31 : rank * 31 + 31 - 2 * rank], (10, 6), rank * 31)
+        both = TensorPart(whole, (10, 6), (0, 0), replica=rank, replicas=2)
+        own = {f"stage{rank}": TensorPart(whole + rank, (10, 6), (0, 0))}
+        checkpoint.save({"rows": rows, "flat": flat, "both": both, "own": own}, checkpoint_id=tmp_path / "a")
+
+    def load(rank):
+        state = {name: TensorPart(pydist.zeros(10, 2), (10, 6), (0, 2 * rank)) for name in ("rows", "flat", "both")}
+        state["own"] = {f"stage{i}": pydist.zeros(10, 6) for i in range(2)}
+        checkpoint.load(state, checkpoint_id=tmp_path / "a")
+        return all(
+            pydist.equal(state[name].local, whole[:, 2 * rank : 2 * rank + 2]) for name in ("rows", "flat", "both")
+        ) and all(pydist.equal(state["own"][f"stage{i}"], whole + i) for i in range(2))
+
+    run_ranks(2, save)
+    assert all(run_ranks(3, load))
+
+
+def test_one_rank_that_fails_fails_all(tmp_path):
+    def save(rank):
+        with pytest.raises(CheckpointException) as caught:
+            checkpoint.save({"x": object() if rank == 1 else 3}, checkpoint_id=tmp_path / "a")
+        checkpoint.save({"x": 4}, checkpoint_id=tmp_path / "a")  # the next one is not disturbed
+        return list(caught.value.failures), str(caught.value)
+
+    for failures, text in run_ranks(3, save):
+        assert failures == [1] and "rank 1 on " in text and "'x' is or has a builtins.object" in text
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_plain_tensors_that_differ_between_ranks(tmp_path):
+    def save(rank):
+        checkpoint.save({f"x{rank}": pydist.ones(3)}, checkpoint_id=tmp_path / "a")
+
+    with pytest.raises(RuntimeError, match="plain tensors of different names, dtypes or shapes"):
+        run_ranks(2, save)
+    assert os.listdir(tmp_path) == []
+
+
+def test_groups_and_single_processes(tmp_path):
+    def save(rank):
+        group = dist.new_group([0, 2])
+        if rank != 1:
+            checkpoint.save({"x": pydist.ones(200, 200)}, checkpoint_id=tmp_path / "group", process_group=group)
+        checkpoint.save({"x": pydist.ones(2)}, checkpoint_id=tmp_path / f"alone{rank}", no_dist=True)
+
+    run_ranks(3, save)
+    assert sorted(os.listdir(tmp_path / "group")) == ["00000.safetensors", "00001.safetensors", "manifest.json"]
+    assert sorted(os.listdir(tmp_path / "alone2")) == ["00000.safetensors", "manifest.json"]
+
+
+# Folders.
+
+
+def test_overwrite(tmp_path):
+    for n in (1, 2):
+        checkpoint.save({"x": pydist.full((3,), float(n))}, checkpoint_id=tmp_path / "a")
+    state = {"x": pydist.zeros(3)}
+    checkpoint.load(state, checkpoint_id=tmp_path / "a")
+    assert state["x"].tolist() == [2, 2, 2] and os.listdir(tmp_path) == ["a"]
+    writer = checkpoint.FileSystemWriter(tmp_path / "a", overwrite=False)
+    with pytest.raises(CheckpointException, match="is there already"):
+        checkpoint.save({"x": pydist.ones(3)}, storage_writer=writer)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_commit_by_a_marker(tmp_path):
+    def save(rank):
+        for n in (1, 2):
+            writer = checkpoint.FileSystemWriter(tmp_path / "a", commit="marker", sync_files=n == 1)
+            checkpoint.save({"x": pydist.full((300, 300), float(n))}, storage_writer=writer)
+
+    run_ranks(2, save)
+    names = sorted(os.listdir(tmp_path / "a"))
+    assert len(names) == 3 and names[-1] == "manifest.json" or names[0] == "manifest.json", names
+    state = {"x": pydist.zeros(300, 300)}
+    checkpoint.load(state, checkpoint_id=tmp_path / "a")
+    assert state["x"].unique().tolist() == [2]
+    assert json.loads((tmp_path / "a" / "manifest.json").read_text())["durable"] is False
+
+
+def test_parameters_that_do_not_train_are_written_once(tmp_path):
+    model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300))
+    model[0].requires_grad_(False)
+    links = []
+    for step in range(4):
+        with pydist.no_grad():
+            model[1].weight.add_(1)
+            if step == 2:
+                model[0].weight.data.add_(1)  # leaves no trace in the version
+        checkpoint.save({"model": model}, checkpoint_id=tmp_path / f"{step}")
+        links.append(os.stat(tmp_path / f"{step}" / "frozen-00000.safetensors").st_ino)
+        other = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300))
+        checkpoint.load({"model": other}, checkpoint_id=tmp_path / f"{step}")
+        assert equal(model.state_dict(), other.state_dict())
+    assert links[0] == links[1] != links[2] == links[3]
+
+
+# By others.
+
+
+def test_twenty_lines_of_python_read_a_file(tmp_path):
+    """The program that docs/guide/checkpoints.md prints."""
+    checkpoint.save({"model": {"w": pydist.arange(6.0).reshape(2, 3)}, "step": 5}, checkpoint_id=tmp_path / "a")
+    with open(tmp_path / "a" / "manifest.json", "rb") as file:
+        text = file.read()
+    manifest = json.loads(text)
+    assert zlib.crc32(text.replace(manifest["crc"].encode(), b"00000000", 1)) == int(manifest["crc"], 16)
+    for entry in manifest["files"]:
+        data = (tmp_path / "a" / entry["name"]).read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        assert len(data) == entry["bytes"] and zlib.crc32(data[: 8 + length]) == entry["header_crc"]
+        assert (8 + length) % 4096 == 0
+        header = json.loads(data[8 : 8 + length])
+        sums = json.loads(header["__metadata__"]["crc32"])
+        begin, end = header["model.w"]["data_offsets"]
+        values = data[8 + length + begin : 8 + length + end]
+        assert sums["model.w"] == f"{zlib.crc32(values):08x}"
+    assert struct.unpack("<6f", values) == (0, 1, 2, 3, 4, 5)
+
+
+@pytest.mark.skipif(not installed("safetensors"), reason="no safetensors")
+def test_the_safetensors_package_opens_every_file(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+
+    def save(rank):
+        checkpoint.save({"x": pydist.arange(90000.0).reshape(300, 300), "n": 1}, checkpoint_id=tmp_path / "a")
+
+    run_ranks(2, save)
+    rows = [numpy.load_file(tmp_path / "a" / f"0000{rank}.safetensors")["x"] for rank in range(2)]
+    assert sum(len(part) for part in rows) == 300 and rows[1][-1, -1] == 89999
+
+
+@pytest.mark.skipif(not installed("torch"), reason="no torch")
+@pytest.mark.filterwarnings("ignore")
+def test_pytorch_reads_the_model_of_four_ranks(tmp_path):
+    pytest.importorskip("safetensors")
+    torch = pytest.importorskip("torch")
+    from torch.distributed import checkpoint as theirs
+
+    model, _ = trained()
+    run_ranks(4, lambda rank: checkpoint.save({"model": model}, checkpoint_id=tmp_path / "a"))
+    state = {
+        f"model.{name}": torch.zeros(tuple(value.shape), dtype=getattr(torch, str(value.dtype).split(".")[1]))
+        for name, value in model.state_dict().items()
+    }
+    theirs.load(state, storage_reader=theirs.HuggingFaceStorageReader(str(tmp_path / "a")), no_dist=True)
+    for name, value in model.state_dict().items():
+        assert (state[f"model.{name}"].numpy() == value.numpy()).all()
+        COMPARED["tensors of checkpoints"] += 1
+
+
+@pytest.mark.skipif(not installed("torch"), reason="no torch")
+@pytest.mark.filterwarnings("ignore")
+def test_checkpoints_of_pytorch_are_read(tmp_path):
+    torch = pytest.importorskip("torch")
+    from torch.distributed import checkpoint as theirs
+
+    state = {
+        "model": {"w": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3, dtype=torch.bfloat16)},
+        "optimizer": {
+            "state": {0: {"step": 3, "exp_avg": torch.full((2, 3), 0.5)}},
+            "param_groups": [{"lr": 0.1, "betas": (0.9, 1)}],
+        },
+        "text": "x",
+    }
+    theirs.save(state, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
+    torch.save(state, tmp_path / "file.pt")
+    for path in ("dcp", "file.pt"):
+        mine = {
+            "model": {"w": pydist.zeros(2, 3), "b": pydist.zeros(3, dtype=pydist.bfloat16)},
+            "optimizer": {"state": {0: {"step": 0, "exp_avg": pydist.zeros(2, 3)}}, "param_groups": [{"lr": 0.0, "betas": None}]},
+            "text": "",
+        }  # fmt: skip
+        checkpoint.load(mine, checkpoint_id=tmp_path / path)
+        assert mine["model"]["w"].tolist() == [[0, 1, 2], [3, 4, 5]] and mine["model"]["b"].tolist() == [1, 1, 1]
+        assert mine["optimizer"]["state"][0]["exp_avg"].tolist() == [[0.5] * 3] * 2
+        assert mine["optimizer"]["state"][0]["step"] == 3 and mine["text"] == "x"
+        assert mine["optimizer"]["param_groups"] == [{"lr": 0.1, "betas": (0.9, 1)}]
+        COMPARED["checkpoints of torch"] += 1
+
+
+@pytest.mark.skipif(not installed("torch"), reason="no torch")
+def test_to_a_pt_file_and_back(tmp_path):
+    torch = pytest.importorskip("torch")
+    model, optimizer = trained()
+    checkpoint.save({"model": model, "optimizer": optimizer, "n": 1}, checkpoint_id=tmp_path / "a")
+    format_utils.dcp_to_torch_save(tmp_path / "a", tmp_path / "a.pt")
+    theirs = torch.load(tmp_path / "a.pt")
+    assert (theirs["model"]["0.weight"].numpy() == model[0].weight.detach().numpy()).all() and theirs["n"] == 1
+    assert theirs["optimizer"]["param_groups"][0]["betas"] == (0.8, 0.99)
+    format_utils.torch_save_to_dcp(tmp_path / "a.pt", tmp_path / "b")
+    assert equal(format_utils.load_whole(tmp_path / "b"), pydist.load(tmp_path / "a.pt"))
+    COMPARED["checkpoints of torch"] += 1
