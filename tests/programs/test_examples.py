@@ -14,6 +14,7 @@ import pytest
 import pydist
 from lib.package import installed
 from pydist import distributed
+from pydist.distributed.checkpoint.format_utils import load_whole
 
 np = pytest.importorskip("numpy")
 LONG = "FULL_LONG" in os.environ  # .ci/full
@@ -84,36 +85,35 @@ def test_resume_goes_on_as_if_nothing_had_happened(tmp_path, model, ranks):
         write(tmp_path / f"{prefix}-labels-idx1-ubyte", labels)
     done, epochs = (2, 4) if LONG else (1, 2)
     options = ("--data", tmp_path, "--model", model, "--epochs", epochs, "--no-progress")
-    whole = mnist(*options, "--save", tmp_path / "whole-{epoch}.pt", ranks=ranks)
-    rest = mnist(*options, "--resume", tmp_path / f"whole-{done}.pt", "--save", tmp_path / "rest.pt", ranks=ranks)
+    whole = mnist(*options, "--save", tmp_path / "whole", ranks=ranks)
+    step = tmp_path / "whole" / f"step-{done:012d}"
+    rest = mnist(*options, "--resume", step, "--save", tmp_path / "rest", ranks=ranks)
     assert accuracy(whole) == accuracy(rest)
 
     def last(ended):
         return ended.stdout.splitlines()[-(epochs - done + 1) :]
 
     assert f"epoch {done + 1}/{epochs}" in last(whole)[0] and last(rest) == last(whole) == rest.stdout.splitlines()
-    a, b = pydist.load(tmp_path / f"whole-{epochs}.pt"), pydist.load(tmp_path / "rest.pt")
-    assert (
-        a["epoch"] == b["epoch"] == epochs and pydist.equal(a["random"], b["random"]) and a["schedule"] == b["schedule"]
-    )
+    a, b = (load_whole(tmp_path / name / f"step-{epochs:012d}") for name in ("whole", "rest"))
+    assert a["epoch"] == b["epoch"] == epochs and a["random"] == b["random"] and a["schedule"] == b["schedule"]
     assert all((value == b["model"][name]).all() for name, value in a["model"].items())
     for i, state in a["optimizer"]["state"].items():
         assert (state["exp_avg_sq"] == b["optimizer"]["state"][i]["exp_avg_sq"]).all()
 
 
 def test_bad_checkpoints(tmp_path, folder, refusal):
-    mnist("--data", folder, "--epochs", 1, "--save", tmp_path / "mlp.pt")
-    other = pydist.load(tmp_path / "mlp.pt")
+    mnist("--data", folder, "--epochs", 1, "--save", tmp_path / "mlp")
+    other = load_whole(tmp_path / "mlp" / "step-000000000001")
     del other["model"][next(iter(other["model"]))]
     pydist.save(other, tmp_path / "other.pt")
     (tmp_path / "text.pt").write_text("no checkpoint")
     pydist.save([1], tmp_path / "list.pt")
     for options, message in (
-        (("--resume", tmp_path / "missing.pt"), "No such file"),
+        (("--resume", tmp_path / "missing.pt"), "there is no checkpoint"),
         (("--resume", tmp_path / "text.pt"), "--resume .*text.pt: "),
         (("--resume", tmp_path / "list.pt"), "--resume .*list.pt: "),
         (("--resume", tmp_path / "other.pt"), "Missing key"),
-        (("--epochs", 1, "--resume", tmp_path / "mlp.pt"), "1 epochs are done"),
+        (("--epochs", 1, "--resume", tmp_path / "mlp"), "1 epochs are done"),
     ):
         assert re.search(message, refusal("mnist", "--data", folder, *options))
 
