@@ -5,13 +5,13 @@
     python -m pydist.run --nproc-per-node 2 -m pydist.examples.mnist --data DIR --epochs 5
 
 DIR has the idx files of MNIST or Fashion-MNIST. The default is scikit-learn's digits (8 x 8 pixels). The batch is
-global: the ranks divide it, so the result does not depend on their number. `--save FILE` writes a checkpoint after each
-epoch; `--resume FILE` continues from a checkpoint, with the same losses as a run without interruption. With
-`--logical-shards 8` all parameters have the same bits on any number of ranks, too.
+global: the ranks divide it, so the result does not depend on their number. `--save FOLDER` writes a checkpoint
+after each epoch, by all ranks and while the next epoch runs; `--resume FOLDER` continues from the newest one, on any
+number of ranks, with the same losses as a run without interruption. With `--logical-shards 8` all parameters have the same bits on any number of ranks, too.
 """
 
 import argparse
-import pickle
+import os
 import sys
 
 import numpy as np
@@ -20,6 +20,7 @@ from tqdm import tqdm
 import pydist
 from pydist import distributed as dist
 from pydist import nn, optim
+from pydist.distributed import checkpoint
 from pydist.nn.parallel import DistributedDataParallel
 from pydist.utils.data import DataLoader, DistributedSampler, TensorDataset
 from pydist.vision.datasets import idx
@@ -121,20 +122,22 @@ def accuracy(model, loader):
     return counts[0].item() / counts[1].item()
 
 
-def save(path, epoch, parts):
-    """Writes everything that the run after `epoch` depends on. "{epoch}" in the path is replaced."""
-    state = {name: part.state_dict() for name, part in parts.items()}
-    pydist.save({**state, "epoch": epoch, "random": pydist.get_rng_state()}, path.replace("{epoch}", str(epoch)))
+def common_random():
+    """The part of the random state that all ranks share: their streams differ in the last bytes."""
+    return bytes(pydist.get_rng_state()[:16].tolist())
 
 
-def resume(path, parts):
-    """Loads the state from a checkpoint. Returns its epoch."""
-    saved = pydist.load(path)
-    for name, part in parts.items():
-        part.load_state_dict(saved[name])
-    random, own = saved["random"], pydist.get_rng_state()
-    pydist.set_rng_state(pydist.cat([random[:16], own[16:]]))  # the ranks' random streams differ in the last bytes
-    return saved["epoch"]
+def resume(path, state):
+    """Loads a checkpoint: the newest one in a folder of --save, or the one at this path. Returns its epoch."""
+    steps = checkpoint.CheckpointManager(path).all_steps() if os.path.isdir(path) else []
+    if steps:
+        checkpoint.CheckpointManager(path).restore(state)
+    else:
+        checkpoint.load(state, checkpoint_id=path)
+    pydist.set_rng_state(
+        pydist.cat([pydist.tensor(list(state["random"]), dtype=pydist.uint8), pydist.get_rng_state()[16:]])
+    )
+    return state["epoch"]
 
 
 def arguments():
@@ -145,8 +148,10 @@ def arguments():
     parser.add_argument("--epochs", type=int, help="default: 20 on the digits, 5 with --data")
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=2e-3, help="at the start, falls to 0 (default: %(default)s)")
-    parser.add_argument("--save", metavar="FILE", help="a checkpoint after each epoch; {epoch} in FILE is its number")
-    parser.add_argument("--resume", metavar="FILE", help="go on after the epoch of this checkpoint")
+    parser.add_argument("--save", metavar="FOLDER", help="a checkpoint after each epoch; the last three stay")
+    parser.add_argument(
+        "--resume", metavar="PATH", help="go on after the newest checkpoint in this folder, or after this one"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--logical-shards", type=int, metavar="V", help="a step is the work of so many shards, on any ranks"
@@ -183,12 +188,13 @@ def main():
     steps_of_epoch = len(train_loader) if dist.get_logical_shards() is None else len(dist.shards(train_loader))
     steps = args.epochs * steps_of_epoch
     schedule = optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    parts = {"model": net, "optimizer": optimizer, "schedule": schedule}
+    state = {"model": net, "optimizer": optimizer, "schedule": schedule, "epoch": 0, "random": b""}
+    manager = checkpoint.CheckpointManager(args.save) if args.save else None
     done = 0
     if args.resume:
         try:
-            done = resume(args.resume, parts)
-        except (OSError, RuntimeError, ValueError, LookupError, TypeError, pickle.UnpicklingError) as error:
+            done = resume(args.resume, state)
+        except (OSError, RuntimeError, ValueError) as error:
             sys.exit(f"mnist: --resume {args.resume}: {error}")
         if done >= args.epochs:
             sys.exit(f"mnist: --resume {args.resume}: {done} epochs are done (expected less than {args.epochs})")
@@ -201,8 +207,11 @@ def main():
             right = accuracy(model, test_loader)
             if rank == 0:
                 bar.write(f"epoch {epoch}/{args.epochs}  loss {loss:.4f}  test accuracy {right:.4f}")
-                if args.save:
-                    save(args.save, epoch, parts)
+            if manager:
+                state["epoch"], state["random"] = epoch, common_random()
+                manager.save(epoch, state)
+    if manager:
+        manager.close()
     if rank == 0:
         print(f"test accuracy: {right:.4f}")
     dist.destroy_process_group()
