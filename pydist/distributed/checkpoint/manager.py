@@ -66,7 +66,8 @@ class CheckpointManager:
     every: `save` skips steps that are no multiple of it. keep_last: how many of the newest steps stay (None: all);
     keep_every: multiples of it stay, too. An older step goes when a newer one is on the disk. asynchronous: saves go on
     in the background (async_save). on_error="warn": a save that fails is a warning, and training goes on. All ranks make
-    the manager and call it alike. What a crash has left in the folder is finished or removed.
+    the manager and call it alike. What a crash has left in the folder is finished or removed, so one job at a time may
+    use it.
 
     >>> import pydist, tempfile
     >>> from pydist import nn

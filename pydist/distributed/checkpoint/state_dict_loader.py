@@ -23,7 +23,8 @@ def load(state_dict, *, checkpoint_id=None, storage_reader=None, planner=None, p
     state_dict: the values that are wanted; a name that the checkpoint does not have is an error, names that only the
     checkpoint has are not read. Each rank reads what it wants: the number of ranks and the parts that they hold may
     differ from those that saved. checkpoint_id: any checkpoint that FileSystemReader knows. Each block of 4 MiB that is
-    read is checked. Raises CheckpointException; no rank waits for another one.
+    read is checked. Raises CheckpointException, after which tensors of the state may have any values; no rank waits for
+    another one.
     """
     if storage_reader is None:
         if checkpoint_id is None:
