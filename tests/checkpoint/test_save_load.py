@@ -217,6 +217,26 @@ def test_one_rank_that_fails_fails_all(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
+class Broken:
+    def state_dict(self):
+        raise ZeroDivisionError("no state")
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_an_object_that_fails_on_one_rank_fails_all(tmp_path):
+    def save(rank):
+        state = {"x": Broken() if rank == 1 else pydist.nn.Linear(1, 1), "y": 1}
+        with pytest.raises(CheckpointException, match="rank 1 on .*ZeroDivisionError: no state"):
+            checkpoint.save(state, checkpoint_id=tmp_path / "a")
+        with pytest.raises(CheckpointException, match="rank 1 on .*ZeroDivisionError: no state"):
+            checkpoint.async_save(state, checkpoint_id=tmp_path / "a").result()
+
+    run_ranks(2, save)
+    assert os.listdir(tmp_path) == []
+
+
 def test_plain_tensors_that_differ_between_ranks(tmp_path):
     def save(rank):
         checkpoint.save({f"x{rank}": pydist.ones(3)}, checkpoint_id=tmp_path / "a")

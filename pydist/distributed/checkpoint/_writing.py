@@ -16,6 +16,7 @@ from pydist.distributed.checkpoint import _format
 from pydist.distributed.checkpoint.api import CheckpointException
 from pydist.distributed.checkpoint.metadata import StorageMeta
 from pydist.distributed.checkpoint.planner import WriteItemType
+from pydist.distributed.checkpoint.stateful import plain
 
 _links = {}  # {(parent folder, rank, ranks): the last _File of parameters that do not train}
 
@@ -40,9 +41,8 @@ def _checksums(tensor):
 class Writing:
     """One rank's part of one save: `prepare`, then `write`, then `commit`."""
 
-    def __init__(self, writer, words, about, frozen):
-        """frozen: {address: parameter} of those that do not train."""
-        self.writer, self.words, self.about, self.frozen = writer, words, about, frozen
+    def __init__(self, writer, words, about):
+        self.writer, self.words, self.about = writer, words, about
         self.path = writer.path
         self.parent, self.name = os.path.split(self.path)
         self.is_marker = writer.commit == "marker"
@@ -50,10 +50,17 @@ class Writing:
         self.files = []
         self.is_unsure = False  # the disk may have the names before or after the last change: nothing may be removed
 
-    def prepare(self, state, planner):
+    def prepare(self, state_dict, planner):
         """Asks the planner what this rank writes."""
+        self.frozen = {
+            param.data_ptr(): param
+            for value in state_dict.values()
+            if hasattr(value, "named_parameters")
+            for _, param in value.named_parameters()
+            if not param.requires_grad and not param.is_meta and param.numel()
+        }
         planner.rank, planner.ranks = self.words.rank, self.words.ranks
-        planner.set_up_planner(state, StorageMeta(self.path, self.words.id), self.words.rank == 0)
+        planner.set_up_planner(plain(state_dict), StorageMeta(self.path, self.words.id), self.words.rank == 0)
         plan = planner.finish_plan(planner.create_local_plan())
         items, leaves = [], {}
         for item in plan.items:

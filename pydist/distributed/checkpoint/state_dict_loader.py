@@ -9,8 +9,7 @@ from pydist.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from pydist.distributed.checkpoint.filesystem import FileSystemReader
 from pydist.distributed.checkpoint.layout import TensorPart
 from pydist.distributed.checkpoint.metadata import TensorStorageMetadata
-from pydist.distributed.checkpoint.state_dict_saver import plain
-from pydist.distributed.checkpoint.stateful import is_stateful
+from pydist.distributed.checkpoint.stateful import check_state, is_stateful, plain
 
 __all__ = ["load", "load_state_dict"]
 
@@ -32,7 +31,8 @@ def load(state_dict, *, checkpoint_id=None, storage_reader=None, planner=None, p
         storage_reader = FileSystemReader(checkpoint_id)
     if not isinstance(storage_reader, FileSystemReader):
         raise TypeError(f"load: storage_reader is {type(storage_reader).__name__} (expected FileSystemReader)")
-    planner, state = planner or DefaultLoadPlanner(), plain(state_dict, "load")
+    check_state(state_dict, "load")
+    planner, state = planner or DefaultLoadPlanner(), plain(state_dict)
     if not no_dist and (process_group is not None or is_initialized()):
         planner.rank, planner.ranks = get_rank(process_group), get_world_size(process_group)
     try:

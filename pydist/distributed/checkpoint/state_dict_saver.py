@@ -15,7 +15,7 @@ from pydist.distributed.checkpoint.default_planner import DefaultSavePlanner
 from pydist.distributed.checkpoint.filesystem import FileSystemWriter
 from pydist.distributed.checkpoint.metadata import Metadata, StorageMeta
 from pydist.distributed.checkpoint.staging import BlockingAsyncStager
-from pydist.distributed.checkpoint.stateful import is_stateful
+from pydist.distributed.checkpoint.stateful import check_state
 
 __all__ = ["AsyncCheckpointerType", "AsyncSaveResponse", "SaveFuture", "async_save", "save", "save_state_dict"]
 
@@ -37,13 +37,6 @@ def _writer_of(checkpoint_id, storage_writer, op):
     if not isinstance(storage_writer, FileSystemWriter):
         raise TypeError(f"{op}: storage_writer is {type(storage_writer).__name__} (expected FileSystemWriter)")
     return storage_writer
-
-
-def plain(state_dict, op):
-    """The state, with the state of each Stateful value in its place."""
-    if not isinstance(state_dict, dict):
-        raise TypeError(f"{op}: state_dict is {type(state_dict).__name__} (expected a dict)")
-    return {key: value.state_dict() if is_stateful(value) else value for key, value in state_dict.items()}
 
 
 def _result(writing):
@@ -84,9 +77,9 @@ def save(
     >>> pydist.equal(model.weight, other.weight), state
     (True, {'step': 1})
     """
-    writing, state = _begun("save", state_dict, checkpoint_id, storage_writer, process_group, no_dist, about)
+    writing = _begun("save", state_dict, checkpoint_id, storage_writer, process_group, no_dist, about)
     try:
-        writing.prepare(state, planner or DefaultSavePlanner())
+        writing.prepare(state_dict, planner or DefaultSavePlanner())
         writing.write()
     except BaseException as error:
         writing.fail(error)
@@ -103,20 +96,14 @@ def save_state_dict(state_dict, storage_writer, process_group=None, coordinator_
 
 
 def _begun(op, state_dict, checkpoint_id, storage_writer, process_group, no_dist, about):
-    """The Writing of a new save, after the one before it has ended, and the state."""
-    writer, state = _writer_of(checkpoint_id, storage_writer, op), plain(state_dict, op)
-    frozen = {
-        param.data_ptr(): param
-        for value in state_dict.values()
-        if hasattr(value, "named_parameters")
-        for _, param in value.named_parameters()
-        if not param.requires_grad and not param.is_meta and param.numel()
-    }
+    """The Writing of a new save, after the one before it has ended."""
+    writer = _writer_of(checkpoint_id, storage_writer, op)
+    check_state(state_dict, op)
     try:
         words = _words.words_of(process_group, no_dist)
     except _C.DistError as error:
         raise CheckpointException(f"save: {writer.path} was not saved: {error}") from error
-    return Writing(writer, words, about or {}, frozen), state
+    return Writing(writer, words, about or {})
 
 
 def _end(writing, error):
@@ -175,10 +162,10 @@ def async_save(
     >>> os.listdir(path) and os.path.exists(os.path.join(path, "manifest.json"))
     True
     """
-    writing, state = _begun("async_save", state_dict, checkpoint_id, storage_writer, process_group, no_dist, about)
+    writing = _begun("async_save", state_dict, checkpoint_id, storage_writer, process_group, no_dist, about)
     future, job = SaveFuture(), queue.SimpleQueue()
     try:
-        writing.prepare(state, planner or DefaultSavePlanner())
+        writing.prepare(state_dict, planner or DefaultSavePlanner())
         parts = [_kept(tensor) for tensor in writing.tensors()]
         # before the copies, which take all processors, so that this thread need not wait for one
         threading.Thread(target=_upload, args=(job, future), name="pydist-save").start()

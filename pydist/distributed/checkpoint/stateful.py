@@ -23,3 +23,14 @@ def is_stateful(value):
     """Whether the value stands for its state. A dict never does."""
     kind = type(value)  # isinstance(value, Stateful) takes ten times as long
     return hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict") and not isinstance(value, dict)
+
+
+def check_state(state_dict, op):
+    """Raises TypeError for a state that is no dict."""
+    if not isinstance(state_dict, dict):
+        raise TypeError(f"{op}: state_dict is {type(state_dict).__name__} (expected a dict)")
+
+
+def plain(state_dict):
+    """The state, with the states of objects in their places."""
+    return {key: value.state_dict() if is_stateful(value) else value for key, value in state_dict.items()}
