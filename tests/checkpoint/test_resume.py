@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.processes import ROOT, environment, start, within
+from lib.processes import environment, start, within
 
 SCRIPT = Path(__file__).with_name("resumed.py")
 LAST = 12
@@ -19,7 +19,7 @@ LONG = "FULL_LONG" in os.environ
 
 def job(folder, model, ranks, workers=0):
     env = environment(OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
-    env["PYTHONPATH"] = os.pathsep.join([ROOT, str(Path(ROOT) / "tests"), env["PYTHONPATH"]])
+    env["PYTHONPATH"] = os.pathsep.join([str(SCRIPT.parents[2]), env["PYTHONPATH"]])  # for benchmarks
     return start("--nproc-per-node", ranks, SCRIPT, model, folder, LAST, workers, env=env)
 
 
