@@ -506,8 +506,13 @@ static pd_status apply_into(const pd_def *def, pd_tensor *const *in, int nin, co
     pd_status status = PD_OK;
     if (t != PD_NO_DTYPE && !all_of(in, nin, t)) {
         if (inplace && in[0]->dtype != (int)t) { /* computed in t in new memory, then copied, and recorded as such */
-            pd_tensor *result;
-            PD_TRY(pd_apply(def, in, nin, attrs, &result, NULL));
+            pd_tensor *result, *first = NULL;
+            /* The gradient needs the input as it was before the write. */
+            if ((def->op->save & PD_SAVE_IN(0)) && wants_record(def, in, nin)) PD_TRY(pd_engine.clone(into, &first));
+            if (first) cast[0] = first;
+            status = pd_apply(def, cast, nin, attrs, &result, NULL);
+            pd_tensor_release(first);
+            PD_TRY(status);
             pd_category from = pd_dtype_category((pd_dtype)result->dtype),
                         to = pd_dtype_category((pd_dtype)into->dtype);
             if (from > to)

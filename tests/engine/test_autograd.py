@@ -427,6 +427,16 @@ def test_threads_through_one_graph():
         assert len(told) == 3 and all(not e or "an earlier backward freed" in e for e in told)
 
 
+def test_an_input_that_is_written_in_place_keeps_its_value_for_the_gradient():
+    """Also where the op computes in another dtype, in new memory."""
+    x, y = pydist.tensor([0.5, 2.0]).bfloat16().requires_grad_(), leaf(0.75, 3.0)
+    z = x * 1
+    z.atan2_(y)
+    z.sum().backward()
+    assert x.grad.dtype is pydist.bfloat16 and x.grad.tolist() == pytest.approx([0.75 / 0.8125, 3 / 13], rel=4e-3)
+    assert y.grad.tolist() == pytest.approx([-0.5 / 0.8125, -2 / 13])
+
+
 def test_two_graphs_of_the_same_leaves():
     """Backwards that come to a leaf in the same moment both count; neither's gradient is lost."""
     for _ in range(100):
