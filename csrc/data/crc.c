@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "base/crc_tables.h"
 
 #define POLYNOMIAL 0x82f63b78u /* its bits in reverse */
 enum { LANE = 256 };           /* bytes of each of three streams */
@@ -20,15 +21,9 @@ static uint32_t over_zeros(uint32_t crc, int bytes) {
 }
 
 static void prepare(void) {
-    for (uint32_t b = 0; b < 256; b++) {
-        uint32_t crc = b;
-        for (int i = 0; i < 8; i++) crc = crc >> 1 ^ (crc & 1 ? POLYNOMIAL : 0);
-        table[0][b] = crc;
-    }
-    for (int b = 0; b < 256; b++) {
-        for (int k = 1; k < 8; k++) table[k][b] = over_zeros(table[k - 1][b], 1);
+    pd_crc_tables_make(table, POLYNOMIAL);
+    for (int b = 0; b < 256; b++)
         for (int k = 0; k < 4; k++) shifted[k][b] = over_zeros((uint32_t)b << (8 * k), LANE);
-    }
 #if defined(__x86_64__)
     fast = pd_cpu_isa() >= PD_ISA_AVX2 && __builtin_cpu_supports("sse4.2");
 #endif
@@ -38,18 +33,6 @@ static uint64_t word(const uint8_t *p) {
     uint64_t w;
     memcpy(&w, p, sizeof w);
     return w;
-}
-
-static uint32_t by_tables(uint32_t crc, const uint8_t *p, size_t n) {
-    for (; n >= 8; n -= 8, p += 8) {
-        uint64_t w = 0;
-        for (int k = 0; k < 8; k++) w |= (uint64_t)p[k] << (8 * k);
-        w ^= crc;
-        crc = 0;
-        for (int k = 0; k < 8; k++) crc ^= table[7 - k][w >> (8 * k) & 255];
-    }
-    for (; n; n--) crc = crc >> 8 ^ table[0][(crc ^ *p++) & 255];
-    return crc;
 }
 
 #if defined(__x86_64__)
@@ -73,10 +56,10 @@ __attribute__((target("sse4.2"))) static uint32_t by_instruction(uint32_t begin,
     return (uint32_t)crc;
 }
 #else
-#define by_instruction by_tables
+#define by_instruction(crc, p, n) pd_crc_by_tables(table, crc, p, n)
 #endif
 
 uint32_t pd_crc32c(uint32_t crc, const void *data, size_t bytes) {
     pthread_once(&once, prepare);
-    return ~(fast ? by_instruction : by_tables)(~crc, data, bytes);
+    return fast ? ~by_instruction(~crc, data, bytes) : ~pd_crc_by_tables(table, ~crc, data, bytes);
 }

@@ -8,6 +8,7 @@
 #endif
 
 #include "base/cpu.h"
+#include "base/crc_tables.h"
 
 #define POLYNOMIAL 0xedb88320u /* its bits in reverse */
 
@@ -30,31 +31,13 @@ static uint32_t product(uint32_t a, uint32_t b) {
 }
 
 static void prepare(void) {
-    for (uint32_t b = 0; b < 256; b++) {
-        uint32_t crc = b;
-        for (int i = 0; i < 8; i++) crc = crc >> 1 ^ (crc & 1 ? POLYNOMIAL : 0);
-        table[0][b] = crc;
-    }
-    for (int b = 0; b < 256; b++)
-        for (int k = 1; k < 8; k++) table[k][b] = table[k - 1][b] >> 8 ^ table[0][table[k - 1][b] & 255];
+    pd_crc_tables_make(table, POLYNOMIAL);
     powers[0] = 1u << 23;
     for (int k = 1; k < 64; k++) powers[k] = product(powers[k - 1], powers[k - 1]);
 #if defined(__x86_64__)
     if (pd_cpu_isa() >= PD_ISA_AVX2 && __builtin_cpu_supports("pclmul")) way = FOLD;
     if (way == FOLD && pd_cpu_isa() == PD_ISA_AVX512 && __builtin_cpu_supports("vpclmulqdq")) way = WIDE;
 #endif
-}
-
-static uint32_t by_tables(uint32_t crc, const uint8_t *p, size_t n) {
-    for (; n >= 8; n -= 8, p += 8) {
-        uint64_t w = 0;
-        for (int k = 0; k < 8; k++) w |= (uint64_t)p[k] << (8 * k);
-        w ^= crc;
-        crc = 0;
-        for (int k = 0; k < 8; k++) crc ^= table[7 - k][w >> (8 * k) & 255];
-    }
-    for (; n; n--) crc = crc >> 8 ^ table[0][(crc ^ *p++) & 255];
-    return crc;
 }
 
 #if defined(__x86_64__)
@@ -87,13 +70,13 @@ FOLDS static __m128i join(const __m128i x[4], const uint8_t **p, size_t *n) {
 }
 
 FOLDS static uint32_t by_folding(uint32_t crc, const uint8_t *p, size_t n) {
-    if (n < 64) return by_tables(crc, p, n);
+    if (n < 64) return pd_crc_by_tables(table, crc, p, n);
     const __m128i four = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
     __m128i x[4] = {_mm_xor_si128(load(p), _mm_cvtsi32_si128((int)crc)), load(p + 16), load(p + 32), load(p + 48)};
     for (p += 64, n -= 64; n >= 64; n -= 64, p += 64)
         for (int k = 0; k < 4; k++) x[k] = fold(x[k], four, load(p + 16 * k));
     uint32_t sum = reduce(join(x, &p, &n));
-    return by_tables(sum, p, n);
+    return pd_crc_by_tables(table, sum, p, n);
 }
 
 /* The same with four lines in each register, and four registers. */
@@ -116,7 +99,7 @@ WIDELY static uint32_t by_wide_folding(uint32_t crc, const uint8_t *p, size_t n)
     __m128i lines[4];
     _mm512_storeu_si512(lines, sum);
     uint32_t rest = reduce(join(lines, &p, &n));
-    return by_tables(rest, p, n);
+    return pd_crc_by_tables(table, rest, p, n);
 }
 #endif
 
@@ -126,7 +109,7 @@ uint32_t pd_crc32(uint32_t crc, const void *data, size_t bytes) {
     if (way == WIDE) return ~by_wide_folding(~crc, data, bytes);
     if (way == FOLD) return ~by_folding(~crc, data, bytes);
 #endif
-    return ~by_tables(~crc, data, bytes);
+    return ~pd_crc_by_tables(table, ~crc, data, bytes);
 }
 
 uint32_t pd_crc32_shift(uint32_t crc, uint64_t bytes) {
