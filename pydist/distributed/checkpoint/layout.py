@@ -121,11 +121,17 @@ def _rows(offsets, tensor, number, count):
     return ((offsets[0] + begin, *offsets[1:]), tensor[begin:end]) if begin < end else None
 
 
+def _is_split(tensor, count):
+    """Whether `count` ranks share the rows of this tensor."""
+    nbytes = tensor.numel() * tensor.element_size()
+    return tensor.dim() > 0 and tensor.shape[0] >= count and nbytes >= SHARED_FROM
+
+
 def _shared(offsets, tensor, number, count, owner):
     """What rank `number` of the `count` that hold this box writes of it: (offsets, tensor) or None."""
     if count == 1:
         return offsets, tensor
-    if tensor.dim() and tensor.shape[0] >= count and tensor.numel() * tensor.element_size() >= SHARED_FROM:
+    if _is_split(tensor, count):
         return _rows(offsets, tensor, number, count)
     return (offsets, tensor) if number == owner else None
 
@@ -146,7 +152,7 @@ def written(state, rank, ranks):
             value = value.detach()
             owner = loads.index(min(loads))
             part = _shared((0,) * value.dim(), value, rank, ranks, owner)
-            if value.numel() * value.element_size() < SHARED_FROM or not value.dim() or value.shape[0] < ranks:
+            if not _is_split(value, ranks):
                 loads[owner] += value.numel() * value.element_size()
             if part:
                 found.append((name, *part, tuple(value.shape)))
