@@ -113,7 +113,7 @@ def compile_jobs(compiler, flags, temp):
             extra.append("-I" + sysconfig.get_path("include"))
             if source.name == "numpy.c":
                 extra += ["-isystem", numpy_include()]  # its warnings are NumPy's
-        if room == "kernels" and onednn:
+        if source.parts[1:3] == ("kernels", "onednn") and onednn:  # pip builds each time with another folder
             extra.append(f"-I{onednn}")
         per_isa = ISAS if source.parts[1:3] == ("kernels", "cpu") else {"": []}
         for isa, isa_flags in per_isa.items():
