@@ -110,18 +110,32 @@ static void *copier(void *arg) {
 
 /* ---- begin and end ----------------------------------------------------------------------------------------------- */
 
-static pd_status make_arena(const char *op, pd_stage *s) {
+static pd_status map_arena(const char *op, pd_stage *s, int fd, int64_t offset) {
     size_t bytes = (size_t)s->parts.bytes;
-    s->fd = pd_fault_hit() ? (errno = ENOMEM, -1) : memfd_create("pydist-stage", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (s->fd < 0 && errno == ENOMEM) return pd_fail(PD_E_MEMORY, "%s: cannot make an arena", op);
-    if (s->fd < 0 || ftruncate(s->fd, (off_t)bytes)) return pd_file_fail(op, "the arena", errno);
-    if (fcntl(s->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-        return pd_file_fail(op, "the arena", errno);
     if (!bytes) return PD_OK;
-    void *p = pd_fault_hit() ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
+    void *p = pd_fault_hit() ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
     if (p == MAP_FAILED) return pd_fail(PD_E_MEMORY, "%s: cannot map an arena of %zu bytes", op, bytes);
     s->arena = p;
     return PD_OK;
+}
+
+static pd_status make_memfd(const char *op, pd_stage *s) {
+    s->fd = pd_fault_hit() ? (errno = ENOMEM, -1) : memfd_create("pydist-stage", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (s->fd < 0 && errno == ENOMEM) return pd_fail(PD_E_MEMORY, "%s: cannot make an arena", op);
+    if (s->fd < 0 || ftruncate(s->fd, (off_t)s->parts.bytes)) return pd_file_fail(op, "the arena", errno);
+    if (fcntl(s->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        return pd_file_fail(op, "the arena", errno);
+    return map_arena(op, s, s->fd, 0);
+}
+
+static pd_status make_file(const char *op, pd_stage *s, const char *path, int64_t offset) {
+    const pd_file_ops *calls = pd_file_calls;
+    pd_open_file file;
+    PD_TRY(pd_file_status(op, path, calls->open(path, O_RDWR | O_CREAT | O_EXCL, 0666, &file)));
+    pd_status status = pd_file_status(op, path, calls->ftruncate(&file, offset + s->parts.bytes));
+    PD_THEN(map_arena(op, s, file.fd, offset));
+    int number = calls->close(&file); /* of two errors, the first one is told */
+    return status ? PD_TRAIL(status) : pd_file_status(op, path, number);
 }
 
 static pd_status start_threads(const char *op, pd_stage *s, int threads) {
@@ -141,7 +155,8 @@ static pd_status start_threads(const char *op, pd_stage *s, int threads) {
     return PD_TRAIL(status);
 }
 
-pd_status pd_stage_start(const char *op, pd_parts *parts, int threads, pd_stage **out) {
+pd_status pd_stage_start(const char *op, pd_parts *parts, int threads, const char *path, int64_t offset,
+                         pd_stage **out) {
     pd_stage *s = NULL;
     pthread_once(&once, prepare);
     pd_status status = pd_calloc(sizeof *s, op, &s);
@@ -155,7 +170,7 @@ pd_status pd_stage_start(const char *op, pd_parts *parts, int threads, pd_stage 
     if (threads > spans) threads = (int)spans;
     PD_THEN(pd_calloc(sizeof *s->impl, op, &s->impl));
     if (!status) s->impl->op = op;
-    PD_THEN(make_arena(op, s));
+    PD_THEN(path ? make_file(op, s, path, offset) : make_memfd(op, s));
     PD_THEN(start_threads(op, s, threads));
     if (status) pd_stage_free(s);
     else *out = s;

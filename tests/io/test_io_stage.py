@@ -45,6 +45,40 @@ def test_the_arena_has_the_parts(sizes, threads):
     assert len(s.wait()) == len(sizes)
 
 
+@pytest.mark.parametrize("sizes", [[], [0], [1], [BLOCK - 1, 2], [BLOCK, 3 * BLOCK]])
+@pytest.mark.parametrize("offset", [0, 8192])
+def test_a_file_may_be_the_arena(tmp_path, sizes, offset):
+    random = np.random.default_rng(1)
+    parts = [random.integers(0, 256, n, dtype=np.uint8) for n in sizes]
+    s = _C.io_stage(parts, path=tmp_path / "file", offset=offset)
+    assert s.wait() == [sums(p) for p in parts] and s.fd == -1
+    want = bytes(offset) + b"".join(p.tobytes() for p in parts)
+    assert (tmp_path / "file").read_bytes() == want and bytes(s.arena) == want[offset:]
+    del s
+    assert (tmp_path / "file").read_bytes() == want
+
+
+def test_files_that_cannot_be_the_arena(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"kept")
+    with pytest.raises(FileExistsError) as caught:
+        _C.io_stage([b"new"], path=path)
+    assert caught.value.filename == path and path.read_bytes() == b"kept"
+    for error, more in (
+        (FileNotFoundError, {"path": tmp_path / "none" / "file"}),
+        (ValueError, {"path": "a\0b"}),
+        (TypeError, {"path": 3.5}),
+        (ValueError, {"path": path, "offset": 1}),
+        (ValueError, {"path": path, "offset": -4096}),
+        (ValueError, {"path": path, "offset": 1 << 63}),
+        (TypeError, {"path": path, "offset": "0"}),
+        (ValueError, {"path": tmp_path / "far", "offset": (1 << 63) - 4096}),
+    ):
+        with pytest.raises(error):
+            _C.io_stage([bytes(5000)], **more)
+    assert os.listdir(tmp_path) == ["file"]
+
+
 def test_the_arena_outlives_the_staging_and_cannot_be_written():
     s = _C.io_stage([pydist.arange(1000), b"abc"])
     s.wait()

@@ -2,6 +2,7 @@
 
 #include "base/mem.h"
 #include "io/crew.h"
+#include "io/file.h"
 #include "py/io/io.h"
 
 bool pd_py_io_int(PyObject *o, const char *op, const char *arg, int64_t lo, int64_t hi, int64_t *out) {
@@ -19,6 +20,14 @@ bool pd_py_io_int(PyObject *o, const char *op, const char *arg, int64_t lo, int6
                      (long long)hi);
     Py_DECREF(i);
     return fits;
+}
+
+bool pd_py_io_offset(PyObject *o, const char *op, int64_t *out) {
+    if (!pd_py_io_int(o, op, "offset", 0, INT64_MAX, out)) return false;
+    if (*out % PD_DIRECT_ALIGN)
+        PyErr_Format(PyExc_ValueError, "%s: offset is %lld (expected a multiple of %d)", op, (long long)*out,
+                     PD_DIRECT_ALIGN);
+    return *out % PD_DIRECT_ALIGN == 0;
 }
 
 bool pd_py_io_threads(PyObject *o, const char *op, int *out) {

@@ -47,12 +47,8 @@ static PyObject *f_write(PyObject *module, PyObject *args, PyObject *kwargs) {
     int threads, direct = 1;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|Op:io_write", names, &path, &o, &at, &many, &direct) ||
-        !pd_py_io_int(at, "io_write", "offset", 0, INT64_MAX, &offset) ||
-        !pd_py_io_threads(many, "io_write", &threads))
+        !pd_py_io_offset(at, "io_write", &offset) || !pd_py_io_threads(many, "io_write", &threads))
         return NULL;
-    if (offset % PD_DIRECT_ALIGN)
-        return PyErr_Format(PyExc_ValueError, "io_write: offset is %lld (expected a multiple of %d)", (long long)offset,
-                            PD_DIRECT_ALIGN);
     if (!PyUnicode_FSConverter(path, &name)) return NULL;
     if (pd_py_parts_get(o, "io_write", &parts)) {
         result = write_parts(path, name, &parts, offset, threads, direct);

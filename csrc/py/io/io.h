@@ -23,6 +23,8 @@ PyObject *pd_py_parts_sums(const pd_parts *parts); /* [new] a list of the list o
 
 /* An integer from lo to hi; else false with TypeError or ValueError. */
 bool pd_py_io_int(PyObject *o, const char *op, const char *arg, int64_t lo, int64_t hi, int64_t *out);
+/* The same for an offset in a file, a multiple of PD_DIRECT_ALIGN. */
+bool pd_py_io_offset(PyObject *o, const char *op, int64_t *out);
 /* The same for a number of threads; NULL: 2. */
 bool pd_py_io_threads(PyObject *o, const char *op, int *out);
 /* pd_py_raise; but OSError has errno and the paths (b may be NULL) where the failure has errno. */

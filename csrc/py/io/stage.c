@@ -111,7 +111,7 @@ static PyGetSetDef getset[] = {
     {"arena", get_arena, NULL, "All bytes, the parts one after the other, as a read-only memoryview.", NULL},
     {"done", get_done, NULL, "Whether the copy has ended (done, failed or cancelled).", NULL},
     {"nbytes", get_nbytes, NULL, "How many bytes the parts have.", NULL},
-    {"fd", get_fd, NULL, "The descriptor of the arena, which is a memfd; this object closes it.", NULL},
+    {"fd", get_fd, NULL, "The descriptor of the arena if it is a memfd, which this object closes; else -1.", NULL},
     {0}};
 static PyType_Slot slots[] = {{Py_tp_dealloc, dealloc},         {Py_tp_methods, methods},
                               {Py_tp_getset, getset},           {Py_bf_getbuffer, get_buffer},
@@ -120,34 +120,46 @@ static PyType_Slot slots[] = {{Py_tp_dealloc, dealloc},         {Py_tp_methods, 
 static PyType_Spec spec = {.name = "pydist._C.Staging", .basicsize = sizeof(staging), .slots = slots,
                            .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
-static PyObject *f_stage(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"parts", "threads", NULL};
-    PyObject *o, *many = NULL;
-    pd_py_parts given;
+static PyObject *start(pd_py_parts *given, int threads, PyObject *path, const char *name, int64_t offset) {
     pd_parts parts;
-    int threads;
-    (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:io_stage", names, &o, &many) ||
-        !pd_py_io_threads(many, "io_stage", &threads) || !pd_py_parts_get(o, "io_stage", &given))
-        return NULL;
     staging *self = PyObject_New(staging, staging_type);
     if (!self) {
-        pd_py_parts_drop(&given);
+        pd_py_parts_drop(given);
         return NULL;
     }
     self->s = NULL;
-    self->parts = given;
-    pd_status status = pd_parts_make("io_stage", given.part, PyTuple_GET_SIZE(given.items), 0, &parts);
-    PD_THEN(pd_stage_start("io_stage", &parts, threads, &self->s));
+    self->parts = *given;
+    pd_status status = pd_parts_make("io_stage", given->part, PyTuple_GET_SIZE(given->items), offset, &parts);
+    PD_THEN(pd_stage_start("io_stage", &parts, threads, name, offset, &self->s));
     if (!status) return (PyObject *)self;
     Py_DECREF(self);
-    return pd_py_io_raise(status, NULL, NULL);
+    return pd_py_io_raise(status, path, NULL);
+}
+
+static PyObject *f_stage(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"parts", "threads", "path", "offset", NULL};
+    PyObject *o, *many = NULL, *path = NULL, *at = NULL, *name = NULL, *result = NULL;
+    pd_py_parts given;
+    int64_t offset = 0;
+    int threads;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOO:io_stage", names, &o, &many, &path, &at) ||
+        !pd_py_io_threads(many, "io_stage", &threads) ||
+        (at && !pd_py_io_offset(at, "io_stage", &offset)))
+        return NULL;
+    if (path == Py_None) path = NULL;
+    if (path && !PyUnicode_FSConverter(path, &name)) return NULL;
+    if (pd_py_parts_get(o, "io_stage", &given))
+        result = start(&given, threads, path, name ? PyBytes_AS_STRING(name) : NULL, offset);
+    Py_XDECREF(name);
+    return result;
 }
 
 static PyMethodDef functions[] = {
     {"io_stage", (PyCFunction)(void (*)(void))f_stage, METH_VARARGS | METH_KEYWORDS,
-     "io_stage(parts, threads=2) -> Staging\n\nBegins to copy contiguous tensors and other buffers into an arena. "
-     "Optimizers' steps wait until the copy has ended."},
+     "io_stage(parts, threads=2, path=None, offset=0) -> Staging\n\nBegins to copy contiguous tensors and other "
+     "buffers into an arena. Optimizers' steps wait until the copy has ended. path: a file to make, which must not "
+     "exist; it is the arena, from offset on (a multiple of 4096)."},
     {0}};
 
 int pd_py_add_io_stage(PyObject *module) {
