@@ -140,7 +140,11 @@ def ls(args):
 
 
 def _damage(opened):
-    """The first byte of data that is wrong, as text; "" if all are right."""
+    """The first byte that is wrong, as text; "" if all are right."""
+    if opened.manifest:
+        _format.index_of(opened.path, all_headers=True)
+    if opened.manifest and not _format.known_headers(opened.path, opened.manifest)[1]:
+        return f"{os.path.join(opened.path, _format.HEADERS)}: this is not the headers of all files (loading does without it)"
     for name, whole in opened.index.tensors.items():
         for box in whole.boxes:
             if box.crcs is None or not isinstance(box.file, str):

@@ -31,6 +31,16 @@ def main(argv=None):
         from pydist._launch.hosts import HostsJob
 
         return HostsJob(plan, options).run()
+    if not plan.max_restarts:
+        return _run(plan)
+    from pydist._launch.snapshots import Snapshots
+
+    with Snapshots():
+        return _run(plan)
+
+
+def _run(plan):
+    """Runs the job, and again after a failure as often as the plan allows."""
     from pydist._launch.job import Job
 
     while True:

@@ -41,6 +41,8 @@ OTHERS = {
         "PYDIST_CONTROL": "the launcher's address; set by the launcher, not by you",
         "PYDIST_SECRET_FD": "the descriptor from which a rank reads the job's secret; set by the launcher",
         "PYDIST_ON_FAILURE": "what `--on-failure` says; keep: Keras' `fit` goes on with the survivors of a death",
+        "PYDIST_SNAPSHOTS": "the folder in memory for snapshots (`CheckpointManager(memory_every=)`); the launcher sets it",
+        "PYDIST_SNAPSHOTS_DIR": "where the launcher makes that folder; without it, in `/dev/shm`",
         "PYDIST_MEETING": "where the processes of `multiprocessing.spawn` meet; set by it",
         "OMPI_COMM_WORLD_RANK": "Open MPI's RANK; so are the variables below, of Open MPI, MPICH and Slurm",
         "OMPI_COMM_WORLD_SIZE": "Open MPI's WORLD_SIZE",

@@ -2,8 +2,11 @@
 
 FOLDER/00000.safetensors ...   one or more for each rank that wrote
 FOLDER/manifest.json           the list of files, written last: without it the folder is no checkpoint
+FOLDER/index.bin               the headers of all files, in the manifest's order, if there are many files. It may be missing:
+                               it saves a reader the opening of each file
 """
 
+import io
 import json
 import os
 import re
@@ -19,9 +22,10 @@ from pydist.safetensors import DTYPE_NAMES, SafetensorError, parse_header
 
 BLOCK = 4 << 20  # bytes of data under one checksum
 PAGE = 4096  # data begins at a multiple of it
-MANIFEST = "manifest.json"
+MANIFEST, HEADERS = "manifest.json", "index.bin"
 VERSION = 1
-MOST = 1 << 26  # bytes of a manifest
+MOST, MOST_HEADERS = 1 << 26, 1 << 28  # bytes of a manifest, and of index.bin
+INDEXED = 64  # files of a checkpoint that has an index.bin
 DIMS, MOST_ELEMENTS = 16, 1 << 59  # of a tensor
 
 
@@ -111,10 +115,11 @@ class Index:
         self.tensors, self.leaves, self.paths, self.nbytes = {}, {}, {}, 0
         self.save_ids = set()  # those that the files name; None for files of others
 
-    def add(self, path, header_crc=None):
-        """Reads the header of this file. Raises CheckpointException if it is damaged."""
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+    def add(self, path, header_crc=None, known=None):
+        """Reads the header of this file. Raises CheckpointException if it is damaged. known: (the header's bytes, the
+        file's size), if they have been read."""
+        with open(path, "rb") if known is None else io.BytesIO(known[0]) as file:
+            size = os.fstat(file.fileno()).st_size if known is None else known[1]
             try:
                 entries, metadata, head = parse_header(file, size)
             except SafetensorError as error:
@@ -240,18 +245,47 @@ def is_replaced(folder, manifest):
         return False
 
 
-def index_of(folder):
-    """(Index, manifest) of a checkpoint of ours. Raises FileNotFoundError or CheckpointException."""
+def index_of(folder, all_headers=False):
+    """(Index, manifest) of a checkpoint of ours. all_headers: those of the files are read, whatever index.bin has. Raises
+    FileNotFoundError or CheckpointException."""
     found = read_manifest(folder)
     try:
-        return _index(folder, found), found
+        return _index(folder, found, {} if all_headers else known_headers(folder, found)[0]), found
     except (CheckpointException, OSError):
         if not is_replaced(folder, found):
             raise
-    return index_of(folder)
+    return index_of(folder, all_headers)
 
 
-def _index(folder, found):
+def headers(paths):
+    """The headers of these files, one after the other."""
+    found = []
+    for path in paths:
+        with open(path, "rb") as file:
+            length = file.read(8)
+            found += [length, file.read(*struct.unpack("<Q", length))]
+    return b"".join(found)
+
+
+def known_headers(folder, manifest):
+    """{name: header} of those in index.bin whose checksums are the manifest's, and whether index.bin has these of all
+    files and nothing else."""
+    known, at, path = {}, 0, os.path.join(folder, HEADERS)
+    try:
+        with open(path, "rb") as file:
+            data = file.read() if os.fstat(file.fileno()).st_size <= MOST_HEADERS else b""
+    except OSError:
+        return known, not os.path.lexists(path)
+    for entry in manifest["files"]:
+        end = at + 8 + int.from_bytes(data[at : at + 8], "little")
+        head, at = data[at:end], end
+        if _C.io_crc32(head) != entry["header_crc"]:
+            return known, False
+        known[entry["name"]] = head
+    return known, at == len(data)
+
+
+def _index(folder, found, known):
     index = Index()
     for entry in found["files"]:
         path = os.path.join(folder, entry["name"])
@@ -266,7 +300,8 @@ def _index(folder, found):
             raise CheckpointException(
                 f"{path}: the file has {size} bytes (expected {entry['bytes']}, as in the manifest)"
             )
-        index.add(path, entry["header_crc"])
+        head = known.get(entry["name"])
+        index.add(path, entry["header_crc"], head and (head, size))
     index.check()
     for name, whole in index.tensors.items():
         if any(box.crcs is None for box in whole.boxes):

@@ -72,6 +72,15 @@ class Words:
 
         future.add_done_callback(forget)
 
+    def of_rank_0(self, text=None):
+        """Rank 0's text, on all ranks."""
+        if self.ranks == 1:
+            return text
+        if self.rank == 0:
+            self._store.set(self._key("text"), text.encode())
+            return text
+        return _get(self._store, self._key("text")).decode()
+
     def _key(self, what):
         return f"{self._group}/{self.number}/{what}"
 

@@ -86,6 +86,8 @@ class Writing:
     def _divide(self, items, more):
         """The files of this rank: one, and one for parameters that do not train, which later saves link to."""
         still = {i: param for i, item in enumerate(items) if (param := self.frozen.get(item[2].data_ptr())) is not None}
+        if self.writer.in_place:  # one file, which gets the copies
+            still = {}
         files = [_File("", [item for i, item in enumerate(items) if i not in still], more)]
         if still:
             state = {(*items[i][:2],): (id(param), param._version) for i, param in still.items()}
@@ -106,15 +108,31 @@ class Writing:
     def _name_of(self, kind, rank):
         return f"{self.words.id}-{kind}{rank:05d}.safetensors" if self.is_marker else f"{kind}{rank:05d}.safetensors"
 
-    def write(self, data=None, checksums=None):
-        """Writes this rank's files and tells rank 0. data: the bytes of `tensors()` in one buffer, with these checksums;
-        None: the tensors themselves."""
+    def _make_folders(self):
         make_folder(self.parent, self.writer.sync_files)
         with suppress(FileExistsError):
             _C.io_mkdir(self.folder)
+
+    def _path_of(self, file):
+        return os.path.join(self.folder, self._name_of(file.kind, self.words.rank))
+
+    def stage(self, parts):
+        """Begins to copy `parts`, which are or have the values of `tensors()`, while training goes on."""
+        if not (self.writer.in_place and self.files):
+            return _C.io_stage(parts, 1)
+        (file,) = self.files
+        self._make_folders()
+        head = len(file.boxes.header(None, file.more))
+        self._check_space(self._path_of(file), head + file.boxes.nbytes)
+        return _C.io_stage(parts, 1, self._path_of(file), head)
+
+    def write(self, data=None, checksums=None):
+        """Writes this rank's files and tells rank 0. data: the bytes of `tensors()` in one buffer, with these checksums;
+        None: the tensors themselves."""
+        self._make_folders()
         word, at, first = "", 0, 0
         for file in self.files:
-            path = os.path.join(self.folder, self._name_of(file.kind, self.words.rank))
+            path = self._path_of(file)
             n, nbytes = len(file.boxes.tensors), file.boxes.nbytes
             staged = None if data is None else (data[at : at + nbytes], checksums[first : first + n])
             at, first = at + nbytes, first + n
@@ -128,11 +146,12 @@ class Writing:
 
     def _write_file(self, file, path, staged):
         head, boxes = file.boxes.header(None, file.more), file.boxes
-        self._check_space(path, len(head) + boxes.nbytes)
-        written = _C.io_write(
-            path, boxes.tensors if staged is None else [staged[0]], len(head), self.writer.thread_count
-        )
-        file.checksums = written if staged is None else staged[1]
+        if staged is None or not self.writer.in_place:
+            self._check_space(path, len(head) + boxes.nbytes)
+            data = boxes.tensors if staged is None else [staged[0]]
+            file.checksums = _C.io_write(path, data, len(head), self.writer.thread_count)
+        if staged is not None:
+            file.checksums = staged[1]
         head = boxes.header(dict(zip(boxes.entries, file.checksums, strict=True)), file.more)
         _C.io_head(path, head, self.writer.sync_files)
         file.nbytes, file.crc, file.head = len(head) + boxes.nbytes, _C.io_crc32(head), len(head)
@@ -194,6 +213,16 @@ class Writing:
                 raise
             raise failure from error
         self.words.tell()
+        with suppress(OSError):  # readers do without it
+            self._write_index()
+
+    def _write_index(self):
+        """Puts the headers of all files into one, if there are many. The checkpoint is whole without it."""
+        if len(self.names) < _format.INDEXED or self.is_marker:  # a marker's folder may have an older save's index
+            return
+        part = os.path.join(self.path, ".index")
+        _C.io_put(part, _format.headers(os.path.join(self.path, name) for name in self.names), self.writer.sync_files)
+        _C.io_rename(part, os.path.join(self.path, _format.HEADERS))
 
     def _commit(self, words):
         files, prints = [], set()
@@ -203,6 +232,7 @@ class Writing:
             for kind, nbytes, crc in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
                 name = self._name_of("" if kind == "-" else kind, rank)
                 files.append({"name": name, "bytes": int(nbytes), "header_crc": int(crc, 16)})
+        self.names = [file["name"] for file in files]
         if len(prints) > 1:
             raise CheckpointException(
                 f"save: {self.path}: ranks have plain tensors of different names, dtypes or shapes (expected TensorPart for a "

@@ -59,6 +59,7 @@ class FileSystemWriter(StorageWriter):
         self.thread_count, self.commit = int(thread_count), commit
 
     checkpoint_id = property(lambda self: self.path, doc="The folder.")
+    in_place = False  # whether async_save copies into the file itself; for folders in memory
 
 
 class FileSystemReader(StorageReader):

@@ -170,7 +170,7 @@ def async_save(
         # before the copies, which take all processors, so that this thread need not wait for one
         threading.Thread(target=_upload, args=(job, future), name="pydist-save").start()
         writing.words.running(future)
-        staging = _C.io_stage(parts, 1)
+        staging = writing.stage(parts)
     except BaseException as error:
         job.put(None)
         writing.fail(error)
