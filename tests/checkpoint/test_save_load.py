@@ -3,12 +3,16 @@
 import json
 import os
 import struct
+import subprocess
+import sys
 import zlib
 
 import pytest
 
 import pydist
+from lib.control import free_port
 from lib.package import COMPARED, installed
+from lib.processes import within
 from pydist import distributed as dist
 from pydist import nn, optim
 from pydist.distributed import checkpoint
@@ -400,4 +404,53 @@ def test_to_a_pt_file_and_back(tmp_path):
     assert theirs["optimizer"]["param_groups"][0]["betas"] == (0.8, 0.99)
     format_utils.torch_save_to_dcp(tmp_path / "a.pt", tmp_path / "b")
     assert equal(format_utils.load_whole(tmp_path / "b"), pydist.load(tmp_path / "a.pt"))
+    COMPARED["checkpoints of torch"] += 1
+
+
+THEIR_RANK = """
+import sys
+import torch
+from torch import distributed as dist
+from torch.distributed import checkpoint
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+rank, port, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+whole = torch.arange(35.0).reshape(7, 5)
+state = {"model": {f"sharded{dim}": distribute_tensor(whole + dim, mesh, [Shard(dim)]) for dim in (0, 1)}, "step": 3}
+state["model"]["plain"] = torch.arange(4)
+checkpoint.save(state, checkpoint_id=path)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not installed("torch"), reason="no torch")
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_checkpoint_of_two_ranks_of_pytorch_is_read(tmp_path, ranks):
+    """DTensors cut by rows and by columns, whole and as other parts."""
+    (tmp_path / "rank.py").write_text(THEIR_RANK)
+    args = [sys.executable, tmp_path / "rank.py"], [str(free_port()), tmp_path / "theirs"]
+    theirs = [subprocess.Popen([*args[0], str(rank), *args[1]], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    for process in theirs:
+        with process:
+            _, err = process.communicate(timeout=within(60))
+            assert process.returncode == 0, err
+    whole = pydist.arange(35.0).reshape(7, 5)
+
+    def read(rank):
+        begin, end = 7 * rank // ranks, 7 * (rank + 1) // ranks
+        part = pydist.zeros(end - begin, 5)
+        model = {f"sharded{dim}": pydist.zeros(7, 5) for dim in (0, 1)} | {"plain": pydist.zeros(4, dtype=pydist.int64)}
+        state = {"model": model, "step": 0}
+        checkpoint.load(state, checkpoint_id=tmp_path / "theirs")
+        checkpoint.load(
+            {"model": {"sharded1": TensorPart(part, (7, 5), (begin, 0))}}, checkpoint_id=tmp_path / "theirs"
+        )
+        assert pydist.equal(part, whole[begin:end] + 1) and state["step"] == 3
+        assert all(pydist.equal(model[f"sharded{dim}"], whole + dim) for dim in (0, 1))
+        assert model["plain"].tolist() == [0, 1, 2, 3]
+
+    run_ranks(ranks, read)
     COMPARED["checkpoints of torch"] += 1
