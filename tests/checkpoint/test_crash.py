@@ -12,7 +12,6 @@ from lib.processes import environment, within
 from lib.steps import KINDS
 
 LONG = "FULL_LONG" in os.environ
-DEATHS = int(os.environ.get("FULL_DEATHS", 20))
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -50,5 +49,6 @@ def test_death_of_each_of_three_ranks(kind, tmp_path):
 
 @pytest.mark.parametrize("kind, world", [("sync", 1), ("async", 1), ("sync", 3), ("async", 3)])
 def test_death_at_random_moments_of_saves_in_a_loop(kind, world, tmp_path):
-    times = max(1, DEATHS // 4)
+    """FULL_LONG: 1,000 deaths in all."""
+    times = 250 if LONG else 5
     assert crashes("moments", kind, world, tmp_path, times) == times
