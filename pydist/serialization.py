@@ -19,6 +19,8 @@ import sys
 import zipfile
 from collections import OrderedDict
 from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 
 from pydist import _C
 from pydist._files import replacing
@@ -52,14 +54,20 @@ _DTYPES = {
 
 
 _safe = {}  # "module.name" -> object, by add_safe_globals
+_safe_here = ContextVar("safe_here", default=MappingProxyType({}))  # the same, by safe_globals
+
+
+def _by_name(safe_globals):
+    pairs = (
+        item if isinstance(item, tuple) else (item, f"{item.__module__}.{item.__qualname__}") for item in safe_globals
+    )
+    return {name: obj for obj, name in pairs}
 
 
 def add_safe_globals(safe_globals):
     """Allows `load` to make these classes and call these functions: a list of them, or of (one of them,
     "module.name")."""
-    for item in safe_globals:
-        obj, name = item if isinstance(item, tuple) else (item, f"{item.__module__}.{item.__qualname__}")
-        _safe[name] = obj
+    _safe.update(_by_name(safe_globals))
 
 
 def clear_safe_globals():
@@ -68,20 +76,18 @@ def clear_safe_globals():
 
 
 def get_safe_globals():
-    """Everything that was given to `add_safe_globals`, as a list."""
-    return list(_safe.values())
+    """Everything that was given to `add_safe_globals` and `safe_globals`, as a list."""
+    return list({**_safe, **_safe_here.get()}.values())
 
 
 @contextmanager
 def safe_globals(safe_globals):
-    """`add_safe_globals` for the duration of a with statement."""
-    before = dict(_safe)
-    add_safe_globals(safe_globals)
+    """`add_safe_globals` for the duration of a with statement, in this thread."""
+    before = _safe_here.set({**_safe_here.get(), **_by_name(safe_globals)})
     try:
         yield
     finally:
-        _safe.clear()
-        _safe.update(before)
+        _safe_here.reset(before)
 
 
 class _Global:
@@ -261,7 +267,8 @@ class _Names(Maker):
         }
 
     def known(self, module, name):
-        return self.modules.get(module, {}).get(name) or _safe.get(f"{module}.{name}")
+        name, own = f"{module}.{name}", self.modules.get(module, {}).get(name)
+        return own or _safe_here.get().get(name) or _safe.get(name)
 
     def find(self, module, name):
         try:
@@ -344,7 +351,7 @@ class _Names(Maker):
 
 
 def _is_safe(kind):
-    return isinstance(kind, type) and any(kind is safe for safe in _safe.values())
+    return isinstance(kind, type) and any(kind is safe for safe in get_safe_globals())
 
 
 class _Unpickler(pickle.Unpickler):

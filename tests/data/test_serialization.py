@@ -456,6 +456,28 @@ def test_other_classes_by_permission():
         serialization.clear_safe_globals()
 
 
+def test_safe_globals_of_threads_at_the_same_time(tmp_path):
+    """What one thread allows is allowed until it ends the with, whatever others do; and to it alone."""
+    path, inside, done = tmp_path / "a.pt", threading.Event(), threading.Event()
+    pydist.save(Point(1), path)
+
+    def other():
+        with pydist.serialization.safe_globals([io.StringIO]):
+            inside.set()
+            done.wait()
+
+    with pydist.serialization.safe_globals([Point]):
+        thread = threading.Thread(target=other)
+        thread.start()
+        inside.wait()
+        assert pydist.serialization.get_safe_globals() == [Point]
+        done.set()
+        thread.join()
+        assert pydist.load(path).x == 1
+    with pytest.raises(pickle.UnpicklingError, match="not among the names"):
+        pydist.load(path)
+
+
 def test_a_failed_save_leaves_what_was_there(tmp_path):
     path = tmp_path / "file.pt"
     pydist.save([1], path)
