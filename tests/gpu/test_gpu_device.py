@@ -18,7 +18,7 @@ def test_there_and_back():
     x = pydist.arange(24, dtype=pydist.float32).reshape(2, 3, 4)
     for layout in (x, x.permute(2, 0, 1), x[:, :, ::2], x[:1].expand(5, 3, 4), x[0, 0, 0]):
         there = layout.cuda()
-        assert there.is_cuda and str(there.device) == "cuda:0" and there.get_device() == 0
+        assert there.is_cuda and not there.is_cpu and str(there.device) == "cuda:0" and there.get_device() == 0
         assert there.cpu().tolist() == layout.tolist() == there.tolist()
         assert there.to("cuda:0") is there
     assert x.to("cuda", pydist.float64).dtype is pydist.float64

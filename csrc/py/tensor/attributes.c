@@ -11,6 +11,7 @@ GETTER(is_meta) {
     (void)unused;
     return PyBool_FromLong(pd_py_tensor(self)->storage->device == &pd_device_meta);
 }
+GETTER(is_cpu) { (void)unused; return PyBool_FromLong(pd_py_tensor(self)->storage->device->kind == PD_DEVICE_CPU); }
 GETTER(is_cuda) { (void)unused; return PyBool_FromLong(pd_py_tensor(self)->storage->device->kind == PD_DEVICE_CUDA); }
 GETTER(ndim) { (void)unused; T; return PyLong_FromLong(t->ndim); }
 GETTER(version) {
@@ -240,7 +241,6 @@ GETTER(H) {
 GETTER(nbytes) { (void)unused; T; return PyLong_FromSize_t(pd_tensor_bytes(t)); }
 GETTER(itemsize) { (void)unused; T; return PyLong_FromSize_t(pd_dtype_size((pd_dtype)t->dtype)); }
 GETTER(retains_grad) { (void)unused; T; return PyBool_FromLong(t->meta && t->meta->retained); }
-GETTER(true) { (void)self, (void)unused; Py_RETURN_TRUE; }
 GETTER(false) { (void)self, (void)unused; Py_RETURN_FALSE; }
 
 PyGetSetDef pd_py_tensor_getset[] = {
@@ -264,7 +264,7 @@ PyGetSetDef pd_py_tensor_getset[] = {
     {"nbytes", get_nbytes, NULL, "The bytes of all elements together.", NULL},
     {"itemsize", get_itemsize, NULL, "The bytes of one element.", NULL},
     {"retains_grad", get_retains_grad, NULL, "Whether retain_grad() was called on this non-leaf tensor.", NULL},
-    {"is_cpu", get_true, NULL, "Whether the tensor is on the CPU.", NULL},
+    {"is_cpu", get_is_cpu, NULL, "Whether the tensor is on the CPU.", NULL},
     {"is_cuda", get_is_cuda, NULL, "Whether the tensor is on a CUDA device.", NULL},
     {"is_xpu", get_false, NULL, "Whether the tensor is on an Intel GPU.", NULL},
     {"is_mps", get_false, NULL, "Whether the tensor is on an Apple GPU.", NULL},
