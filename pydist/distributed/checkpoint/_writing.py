@@ -12,6 +12,7 @@ import weakref
 from contextlib import suppress
 
 from pydist import _C
+from pydist.cuda import current_stream
 from pydist.distributed.checkpoint import _format
 from pydist.distributed.checkpoint.api import CheckpointException
 from pydist.distributed.checkpoint.metadata import StorageMeta
@@ -47,11 +48,11 @@ class Writing:
         self.parent, self.name = os.path.split(self.path)
         self.is_marker = writer.commit == "marker"
         self.folder = self.path if self.is_marker else os.path.join(self.parent, f".tmp-{self.name}-{words.id}")
-        self.files = []
+        self.files, self.events = [], []
         self.is_unsure = False  # the disk may have the names before or after the last change: nothing may be removed
 
-    def prepare(self, state_dict, planner):
-        """Asks the planner what this rank writes."""
+    def prepare(self, state_dict, planner, later=False):
+        """Asks the planner what this rank writes. later: it is written while training goes on; see _copied."""
         self.frozen = {
             param.data_ptr(): param
             for value in state_dict.values()
@@ -75,13 +76,28 @@ class Writing:
                 )
             if data.is_meta:
                 raise CheckpointException(f"save: {item.index.fqn!r} is on meta, which has no data")
-            items.append(
-                (item.index.fqn, tuple(item.index.offset), data.detach().cpu().contiguous(), item.tensor_data.size)
-            )
+            data = data.detach().contiguous()
+            items.append((item.index.fqn, tuple(item.index.offset), data, item.tensor_data.size))
+        items = self._copied(items, later)
         self.files = self._divide(items, {**_format.tree(leaves, plan.planner_data or {}), "save_id": self.words.id})
         if not items and not (leaves and self.words.rank == 0):
             self.files = []
         self.fingerprint = planner.fingerprint() if hasattr(planner, "fingerprint") else 0
+
+    def _copied(self, items, later):
+        """The items with tensors of the CPU. later: GPUs copy theirs to pinned memory in the order of their current streams,
+        so what the program does next changes nothing; `self.events` happen when that is done. Then the tensors of the
+        CPU are copied, too. Without tensors of GPUs there are no events, and nothing is copied."""
+        devices = {tensor.device for _, _, tensor, _ in items if not tensor.is_cpu}
+        if not devices:
+            return items
+        copied = [
+            (*place, tensor.clone() if later and tensor.is_cpu else tensor.to("cpu", non_blocking=later), shape)
+            for *place, tensor, shape in items
+        ]
+        if later:
+            self.events = [current_stream(device).record_event() for device in devices]
+        return copied
 
     def _divide(self, items, more):
         """The files of this rank: one, and one for parameters that do not train, which later saves link to."""
@@ -117,7 +133,10 @@ class Writing:
         return os.path.join(self.folder, self._name_of(file.kind, self.words.rank))
 
     def stage(self, parts):
-        """Begins to copy `parts`, which are or have the values of `tensors()`, while training goes on."""
+        """Begins to copy `parts`, which are or have the values of `tensors()`, while training goes on. None: GPUs copy
+        them."""
+        if self.events:
+            return None
         if not (self.writer.in_place and self.files):
             return _C.io_stage(parts, 1)
         (file,) = self.files

@@ -147,7 +147,7 @@ def async_save(
     """Like save, but returns at once, with a SaveFuture. What is saved are the values at the call.
 
     Threads of the engine copy the tensors while the program goes on; the next step of any optimizer waits until they have
-    copied all. Then they write. Tensors below 64 KiB, such as a norm's statistics, are copied before async_save returns. A
+    copied all. Then they write. GPUs copy theirs into pinned memory, before the work that the program gives them next. Tensors below 64 KiB, such as a norm's statistics, are copied before async_save returns. A
     larger tensor that something else than an optimizer changes before it is copied makes this save fail, with an error
     that names it; a checkpoint never has values of two moments. A second call waits until the first save has ended.
     Memory: the bytes that this rank writes.
@@ -165,7 +165,7 @@ def async_save(
     writing = _begun("async_save", state_dict, checkpoint_id, storage_writer, process_group, no_dist, about)
     future, job = SaveFuture(), queue.SimpleQueue()
     try:
-        writing.prepare(state_dict, planner or DefaultSavePlanner())
+        writing.prepare(state_dict, planner or DefaultSavePlanner(), later=True)
         parts = [_kept(tensor) for tensor in writing.tensors()]
         # before the copies, which take all processors, so that this thread need not wait for one
         threading.Thread(target=_upload, args=(job, future), name="pydist-save").start()
@@ -186,7 +186,11 @@ def _kept(tensor):
 
 
 def _staged(writing, staging):
-    """The checksums of all parts, when they are copied."""
+    """The checksums of all parts, when they are copied. None: GPUs copy them, without checksums."""
+    if staging is None:
+        for event in writing.events:
+            event.synchronize()
+        return None
     try:
         return staging.wait()
     except RuntimeError as error:
@@ -212,7 +216,7 @@ def _upload(job, future):
         try:
             checksums = _staged(writing, staging)
             future.staging_completion.set_result(None)
-            writing.write(staging.arena, checksums)
+            writing.write(staging and staging.arena, checksums)
         except Exception as error:
             if not future.staging_completion.done():
                 future.staging_completion.set_exception(_without_frames(error))
