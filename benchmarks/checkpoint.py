@@ -30,6 +30,24 @@ def ranks(framework, folder, rounds, megabytes):
     return json.loads(lines[0])
 
 
+def steps(folder, world, saves, tokens):
+    """Prints what a save costs the steps that run beside it."""
+    script = program("checkpoint_steps", folder, saves, tokens)[1:]
+    launcher = ["-m", "pydist.run", "--nproc-per-node", str(world)] if world > 1 else []
+    done = subprocess.run([sys.executable, *launcher, *script], capture_output=True, text=True)
+    lines = [line[line.index("{") :] for line in done.stdout.splitlines() if '{"step"' in line]
+    if done.returncode or not lines:
+        raise SystemExit(f"steps: exit code {done.returncode}\n{done.stderr[-2000:]}")
+    found = json.loads(lines[0])
+    step, extra, cpu = found["step"], statistics.median(found["extra"]), found["cpu"]
+    print(
+        f"  {world} rank{'s' * (world > 1)} of one thread: a step {step * 1e3:.0f} ms; a save ends after "
+        f"{statistics.median(found['durable']) * 1e3:.0f} ms and costs the steps {extra * 1e3:.0f} ms in all "
+        f"({extra / step:.0%} of one step); it takes {cpu * 1e3:.0f} ms of processor time alone, that / {os.cpu_count()} cores "
+        f"is {cpu / os.cpu_count() * 1e3:.0f} ms, ratio {extra / (cpu / os.cpu_count()):.2f}"
+    )
+
+
 def dd(folder, nbytes):
     """Seconds in which two processes of dd write that many bytes to the disk, and read them again."""
     paths = [os.path.join(folder, f"dd-{i}") for i in range(2)]
@@ -90,6 +108,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--megabytes", type=int, default=2000, help="the most that the state has")
     parser.add_argument("--frameworks", nargs="+", choices=("pydist", "torch"), default=["pydist", "torch"])
+    parser.add_argument("--steps", type=int, metavar="SAVES", help="measure what saves cost the steps of a training")
+    parser.add_argument("--tokens", type=int, default=128, help="of a step")
     parser.add_argument("--memory", default="/dev/shm", help="a folder in memory; '' leaves it out")
     parser.add_argument("--disk", default=".", help="a folder on a disk; '' leaves it out")
     args = parser.parse_args()
@@ -97,6 +117,11 @@ def main():
         if parent:
             folder = tempfile.mkdtemp(prefix="checkpoint-", dir=parent)
             try:
+                if args.steps:
+                    print(f"steps beside saves, {title}: {folder}")
+                    for world in (1, 2):
+                        steps(folder, world, args.steps, args.tokens)
+                    continue
                 compare(title, folder, args, with_dd=title == "on the disk")
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
