@@ -270,16 +270,16 @@ class Writing:
             _C.io_rename(part, final)
             if sync:
                 _C.io_sync(self.folder)
-            if not self._name(self.folder, self.path):
-                remove(self.folder)
+            if old := self._name(self.folder, self.path):
+                remove(old)
             return
         if sync:  # the disk has the names of all files, and of the folder, before the manifest says that they are there
             _C.io_sync(self.folder)
             _C.io_sync(self.parent)
         _C.io_put(part, data, sync)
-        old = self._old_files()
-        if not self._name(part, final):
-            for name in {os.path.basename(part), *old} - {file["name"] for file in files}:
+        unused = self._old_files()
+        if old := self._name(part, final):
+            for name in {os.path.basename(old), *unused} - {file["name"] for file in files}:
                 with suppress(OSError):
                     _C.io_unlink(os.path.join(self.folder, name))
 
@@ -294,27 +294,60 @@ class Writing:
         return CheckpointException(f"save: {self.path} is there already (expected another name, or overwrite=True)")
 
     def _name(self, part, final):
-        """Gives `part` the name `final`, which makes it the checkpoint, and waits until the disk has it. Returns False if
-        there was a `final`: it has the other name now. After an error names are as before."""
-        is_new = True
+        """Gives `part` the name `final`, which makes it the checkpoint, and waits until the disk has it. Returns the new
+        name of what had that one, or "". After an error names are as before."""
+        old = ""
         try:
             _C.io_rename(part, final)
         except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            if error.errno == errno.ENOENT and self._is_named():
+                pass  # NFS did it, lost the answer, and found nothing to rename when it asked again
+            elif error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-            if not self.writer.overwrite:
+            elif not self.writer.overwrite:
                 raise self._exists() from None
-            is_new = False
-            _C.io_exchange(part, final)
+            else:
+                old = self._exchange(part, final)
         try:
             if self.writer.sync_files:
                 _C.io_sync(os.path.dirname(final))
         except OSError:
             self.is_unsure = True
             with suppress(OSError):
-                _C.io_rename(final, part) if is_new else _C.io_exchange(part, final)
+                self._exchange(old, final) if old else _C.io_rename(final, part)
             raise
-        return is_new
+        return old
+
+    def _is_named(self):
+        """Whether the checkpoint that has this save's name is this save."""
+        try:
+            return _format.read_manifest(self.path)["save_id"] == self.words.id
+        except (OSError, CheckpointException, KeyError):
+            return False
+
+    @staticmethod
+    def _exchange(part, final):
+        """Gives `part` the name `final` of another one, and returns the other one's new name. Where the file system cannot
+        exchange names, as NFS, there is a moment without a folder `final`, and what a crash then leaves is under other
+        names; a file is replaced at once."""
+        try:
+            _C.io_exchange(part, final)
+            return part
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):
+                raise
+        aside = f"{part}-old"
+        if os.path.isdir(final):
+            _C.io_rename(final, aside)
+            try:
+                _C.io_rename(part, final)
+            except OSError:
+                _C.io_rename(aside, final)
+                raise
+        else:
+            _C.io_link(final, aside)
+            os.replace(part, final)
+        return aside
 
     def clean(self):
         """Removes what this save has written, as far as that is possible."""

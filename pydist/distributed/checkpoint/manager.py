@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import socket
 import sys
+import time
 import warnings
 import zlib
 from contextlib import suppress
@@ -19,6 +21,7 @@ from pydist.distributed.checkpoint.state_dict_saver import async_save, save
 
 __all__ = ["CheckpointManager"]
 
+PATIENCE = 30  # s in which a checkpoint must appear on other hosts
 _STEP = re.compile(r"step-(\d{1,18})")
 _LEFT = re.compile(r"\.tmp-(step-\d{1,18})-[0-9a-f]+-\d+")
 
@@ -60,6 +63,18 @@ def _is_whole(path):
     except (OSError, CheckpointException):
         return False
     return True
+
+
+def _wait_for(path):
+    """Waits until this rank sees a checkpoint that rank 0 sees: network file systems show other hosts new names late."""
+    until = time.monotonic() + PATIENCE
+    while not os.path.exists(os.path.join(path, _format.MANIFEST)):
+        if time.monotonic() > until:
+            raise CheckpointException(
+                f"restore: rank 0 sees {path}, and on {socket.gethostname()} it is not there after {PATIENCE} s (expected a "
+                "folder that all hosts share, whose mount caches names for a shorter time, as actimeo says for NFS)"
+            )
+        time.sleep(0.1)
 
 
 class _MemoryWriter(FileSystemWriter):
@@ -238,6 +253,7 @@ class CheckpointManager:
         number, folder, why = answer
         if why:
             raise CheckpointException(why)
+        _wait_for(folder_of(folder, number))
         reader = FileSystemReader(folder_of(folder, number))
         load(state_dict, storage_reader=reader, planner=self.load_planner, process_group=self.process_group)
         return number
