@@ -10,7 +10,7 @@ from pydist.nn.modules._backward import BackwardHooks
 from pydist.nn.parameter import Buffer, Parameter
 from pydist.utils.hooks import RemovableHandle
 
-# Hooks by the moment at which they run. The dictionaries for calls hold (hook, options), the others hold hooks.
+# Hooks by the moment at which they run.
 _HOOKS = (
     "_forward_pre_hooks",
     "_forward_hooks",
@@ -22,6 +22,23 @@ _HOOKS = (
     "_load_state_dict_post_hooks",
 )
 _EXTRA_STATE = "_extra_state"
+
+
+class _CallHook(namedtuple("CallHook", ("hook", "with_kwargs", "always"), defaults=(False, False))):
+    """A hook of forward calls that was registered with options. Without options its dictionary has the hook itself, as
+    programs expect that look for theirs."""
+
+    __slots__ = ()
+
+    @classmethod
+    def entry(cls, hook, *options):
+        """What the dictionary gets."""
+        return cls(hook, *options) if any(options) else hook
+
+    @classmethod
+    def of(cls, entry):
+        """The hook and its options."""
+        return entry if type(entry) is cls else cls(entry)
 
 
 class _IncompatibleKeys(namedtuple("IncompatibleKeys", ("missing_keys", "unexpected_keys"))):
@@ -71,6 +88,15 @@ class Module:
         if _replicas.made is not None:
             _replicas.made(self)
 
+    def __getstate__(self):
+        """For copies and pickles. What a hook makes before each forward, which is part of a graph, goes without its graph."""
+        state = self.__dict__.copy()
+        for hook in self.__dict__.get("_forward_pre_hooks", {}).values():
+            name = getattr(hook, "makes", None)
+            if isinstance(state.get(name), _C.Tensor):
+                state[name] = state[name].detach()
+        return state
+
     # Calling.
 
     def forward(self, *args, **kwargs):
@@ -98,17 +124,18 @@ class Module:
                 result = self._run_forward_hook(pending.pop(0), args, kwargs, result)
             return result if backward is None else backward.watch_outputs(result)
         except Exception:
-            for hook, with_kwargs, always in pending:
-                if always:
+            for entry in pending:
+                if _CallHook.of(entry).always:
                     try:
-                        result = self._run_forward_hook((hook, with_kwargs, always), args, kwargs, result)
+                        result = self._run_forward_hook(entry, args, kwargs, result)
                     except Exception as error:
                         text = "module forward hook with `always_call=True` raised an exception that was silenced as "
                         warn(f"{text}another error was raised in forward: {error}", stacklevel=3)
             raise
 
     def _run_pre_hooks(self, args, kwargs):
-        for hook, with_kwargs in list(self._forward_pre_hooks.values()):
+        for entry in list(self._forward_pre_hooks.values()):
+            hook, with_kwargs, _ = _CallHook.of(entry)
             changed = hook(self, args, kwargs) if with_kwargs else hook(self, args)
             if changed is None:
                 continue
@@ -123,20 +150,21 @@ class Module:
         return args, kwargs
 
     def _run_forward_hook(self, entry, args, kwargs, result):
-        hook, with_kwargs, _ = entry
+        hook, with_kwargs, _ = _CallHook.of(entry)
         changed = hook(self, args, kwargs, result) if with_kwargs else hook(self, args, result)
         return result if changed is None else changed
 
     def register_forward_pre_hook(self, hook, *, prepend=False, with_kwargs=False):
         """`hook(module, args)` runs before forward and may return new args. with_kwargs: `hook(module, args, kwargs)`
         may return `(args, kwargs)`. Returns a handle with `remove()`."""
-        return RemovableHandle(self._forward_pre_hooks, (hook, with_kwargs), prepend=prepend)
+        return RemovableHandle(self._forward_pre_hooks, _CallHook.entry(hook, with_kwargs), prepend=prepend)
 
     def register_forward_hook(self, hook, *, prepend=False, with_kwargs=False, always_call=False):
         """`hook(module, args, output)` (with_kwargs: `hook(module, args, kwargs, output)`) runs after forward and may
         return another output. always_call: it also runs, with output None, if forward raises. Returns a handle with
         `remove()`."""
-        return RemovableHandle(self._forward_hooks, (hook, with_kwargs, always_call), prepend=prepend)
+        entry = _CallHook.entry(hook, with_kwargs, always_call)
+        return RemovableHandle(self._forward_hooks, entry, prepend=prepend)
 
     def register_full_backward_pre_hook(self, hook, prepend=False):
         """`hook(module, grad_output)` runs when the gradients of the outputs (a tuple) are there, and may return other

@@ -171,6 +171,11 @@ class RNNBase(Module):
         """The weights of each layer and direction, as a list of lists."""
         return [[getattr(self, name) for name in names.values()] for names in self._names]
 
+    @property
+    def _flat_weights(self):
+        """PyTorch's name of all_weights as one list."""
+        return [weight for weights in self.all_weights for weight in weights]
+
     def flatten_parameters(self):
         """Does nothing: the weights are used where they are."""
 

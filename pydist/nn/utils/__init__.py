@@ -164,7 +164,7 @@ _FROM |= dict.fromkeys(
 def __getattr__(name):
     from importlib import import_module
 
-    if name in ("fusion", "parametrize", "parametrizations", "rnn"):
+    if name in ("fusion", "parametrize", "parametrizations", "prune", "rnn"):
         return import_module(f"pydist.nn.utils.{name}")
     if name in _FROM:
         return getattr(import_module(f"pydist.nn.utils.{_FROM[name]}"), name)

@@ -39,6 +39,8 @@ def dim_of(module, dim):
 class _Hook:
     """Before each forward: module.<name> = compute(module)."""
 
+    makes = property(lambda self: self.name, doc="The attribute that each forward makes anew.")
+
     def __init__(self, name):
         self.name = name
 
@@ -48,7 +50,7 @@ class _Hook:
     @classmethod
     def of(cls, module, name):
         hooks = module._forward_pre_hooks.items()
-        return next((key for key, (hook, _) in hooks if type(hook) is cls and hook.name == name), None)
+        return next((key for key, hook in hooks if type(hook) is cls and hook.name == name), None)
 
     def put(self, module):
         """Replaces the parameter. Returns it."""
@@ -67,7 +69,7 @@ class _Hook:
         key = cls.of(module, name)
         if key is None:
             raise ValueError(f"{cls.what} of '{name}' not found in {module}")
-        hook, _ = module._forward_pre_hooks.pop(key)
+        hook = module._forward_pre_hooks.pop(key)
         with no_grad():
             weight = hook.compute(module).detach().clone()
         for part in parts:
