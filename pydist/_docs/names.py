@@ -12,7 +12,7 @@ def walk(folders=None, prefix="pydist."):
     """The names of the package's modules. pydist.keras is left out, which is Keras with pydist in the place of torch, and
     what imports it."""
     for finder, name, is_package in pkgutil.iter_modules(folders or pydist.__path__, prefix):
-        if name not in ("pydist.keras", "pydist.tensorflow._over_keras"):
+        if name != "pydist.keras" and not name.endswith("._over_keras"):
             yield name
             if is_package:
                 yield from walk([os.path.join(finder.path, name.rpartition(".")[2])], f"{name}.")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import pydist
-from pydist import distribute, keras
+from pydist import compress, distribute, keras
 
 keras.random.uniform((1,))  # Keras keeps the generator that its first draw makes
 
@@ -400,3 +400,33 @@ def test_s11_other_forms_stay_keras():
     assert keras.layers.GRU(5, reset_after=False)(x).shape == (2, 5)
     layer = keras.layers.Bidirectional(keras.layers.LSTM(5, return_sequences=True), dtype="mixed_bfloat16")
     assert layer(x).shape == (2, 3, 10) and layer(x).dtype is pydist.bfloat16
+
+
+# What pydist adds to Keras.
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_pruning_by_a_schedule(own):
+    layers = [keras.layers.Input((20,)), keras.layers.Dense(30, activation="relu"), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    model.compile(optimizer="adam", loss="mse")
+    seen, schedule = [], compress.PolynomialDecay(0.0, 0.8, 0, 30, frequency=5)
+    callback = compress.PruningCallback(schedule, [model.layers[0].kernel] if own else None)
+
+    class Count(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append([int((v.numpy() == 0).sum()) for v in callback.variables])
+
+    x = np.random.default_rng(0).standard_normal((64, 20)).astype("float32")
+    before = [v.numpy().copy() for v in model.variables]
+    model.fit(x, x[:, :3], batch_size=8, epochs=4, verbose=0, callbacks=[callback, Count()])
+    sizes, share, want = [600, 90][: 1 if own else 2], 0.0, []
+    for step in range(1, 33):
+        share = schedule.sparsity(step) if schedule.is_due(step) else share
+        want.append([round(share * size) for size in sizes])
+    assert seen == want and callback.sparsity() == pytest.approx(0.8)
+    assert any((v.numpy() != b).any() for v, b in zip(model.variables, before, strict=True))
+    with pytest.raises(ValueError, match="no variables named 'kernel'"):
+        empty = keras.Sequential([keras.layers.Input((20,)), keras.layers.Rescaling(2.0)])
+        empty.compile(loss="mse")
+        empty.fit(x, x, epochs=1, verbose=0, callbacks=[compress.PruningCallback(schedule)])

@@ -39,16 +39,20 @@ __all__ = [
 def _validate_pruning_amount_init(amount):
     """Raises unless it is a share of 0 to 1 or a count."""
     if not isinstance(amount, numbers.Real) or isinstance(amount, bool):
-        raise TypeError(f"Invalid type for amount: {amount}. Must be int or float.")
+        raise TypeError(f"Invalid type for amount: {amount}. Must be int or float (expected one of these).")
     is_count = isinstance(amount, numbers.Integral)
     if amount < 0 or not is_count and not amount <= 1:
-        raise ValueError(f"amount={amount} should either be a float in the range [0, 1] or a non-negative integer")
+        raise ValueError(
+            f"amount={amount} should either be a float in the range [0, 1] or a non-negative integer (expected one of these)"
+        )
 
 
 def _validate_pruning_amount(amount, tensor_size):
     """Raises for a count of more units than there are."""
     if isinstance(amount, numbers.Integral) and amount > tensor_size:
-        raise ValueError(f"amount={amount} should be smaller than the number of parameters to prune={tensor_size}")
+        raise ValueError(
+            f"amount={amount} should be smaller than the number of parameters to prune={tensor_size} (expected at most that)"
+        )
 
 
 def _compute_nparams_toprune(amount, tensor_size):
@@ -67,14 +71,14 @@ def _validate_structured_pruning(t):
     if t.dim() <= 1:
         raise ValueError(
             "Structured pruning can only be applied to multidimensional tensors. Found tensor of shape "
-            f"{t.shape} with {t.dim()} dims"
+            f"{t.shape} with {t.dim()} dims (expected 2 or more)"
         )
 
 
 def _validate_pruning_dim(t, dim):
     """Raises for a dim that the tensor does not have."""
     if not -t.dim() <= dim < t.dim():
-        raise IndexError(f"Invalid index {dim} for tensor of size {t.shape}")
+        raise IndexError(f"Invalid index {dim} for tensor of size {t.shape} (expected one of its {t.dim()} dims)")
 
 
 def _other_dims(t, dim):
@@ -185,7 +189,9 @@ class BasePruningMethod(ABC):
     def remove(self, module):
         """Makes the parameter one again, with the zeros in it."""
         if self._tensor_name is None:
-            raise AssertionError(f"Module {module} has to be pruned before pruning can be removed")
+            raise AssertionError(
+                f"Module {module} has to be pruned before pruning can be removed (expected a pruned one)"
+            )
         name = self._tensor_name
         with pydist.no_grad():
             weight = self.apply_mask(module)
@@ -211,11 +217,11 @@ class PruningContainer(BasePruningMethod):
     def add_pruning_method(self, method):
         """Adds a method for the same tensor."""
         if not isinstance(method, BasePruningMethod) and method is not None:
-            raise TypeError(f"{type(method)} is not a BasePruningMethod subclass")
+            raise TypeError(f"{type(method)} is not a BasePruningMethod subclass (expected an object of one)")
         if method is not None and self._tensor_name != method._tensor_name:
             raise ValueError(
                 f"Can only add pruning methods acting on the parameter named '{self._tensor_name}' to PruningContainer {self}. "
-                f"Found '{method._tensor_name}'"
+                f"Found '{method._tensor_name}' (expected the same name)"
             )
         self._pruning_methods += (method,)
 
@@ -246,7 +252,9 @@ class PruningContainer(BasePruningMethod):
         elif method.PRUNING_TYPE == "global":
             place = ...
         else:
-            raise ValueError(f"Unrecognized PRUNING_TYPE {method.PRUNING_TYPE}")
+            raise ValueError(
+                f"Unrecognized PRUNING_TYPE {method.PRUNING_TYPE} (expected unstructured, structured or global)"
+            )
         mask[place] = method.compute_mask(t[place], default_mask=default_mask[place]).to(dtype=mask.dtype)
         return mask
 
@@ -403,7 +411,7 @@ def l1_unstructured(module, name, amount, importance_scores=None):
     >>> layer = pydist.nn.Linear(4, 1)
     >>> layer.weight.data = pydist.tensor([[3.0, -1.0, 2.0, 0.5]])
     >>> prune.l1_unstructured(layer, "weight", amount=0.5).weight.tolist()
-    [[3.0, 0.0, 2.0, 0.0]]
+    [[3.0, -0.0, 2.0, 0.0]]
     """
     L1Unstructured.apply(module, name, amount=amount, importance_scores=importance_scores)
     return module
@@ -431,16 +439,16 @@ def global_unstructured(parameters, pruning_method, importance_scores=None, **kw
     """Prunes all these parameters as if they were one: [(module, name), ...]. pruning_method: an unstructured one, such as
     L1Unstructured; kwargs are its arguments. importance_scores: {(module, name): tensor}."""
     if not isinstance(parameters, Iterable):
-        raise TypeError("global_unstructured(): parameters is not an Iterable")
+        raise TypeError("global_unstructured(): parameters is not an Iterable (expected pairs of a module and a name)")
     parameters = list(parameters)
     scores = importance_scores if importance_scores is not None else {}
     if not isinstance(scores, dict):
-        raise TypeError("global_unstructured(): importance_scores must be of type dict")
+        raise TypeError("global_unstructured(): importance_scores must be of type dict (expected one)")
     method = pruning_method(**kwargs)
     if method.PRUNING_TYPE != "unstructured":
         raise TypeError(
             f'Only "unstructured" PRUNING_TYPE supported for the `pruning_method`. Found method {pruning_method} of type '
-            f"{method.PRUNING_TYPE}"
+            f"{method.PRUNING_TYPE} (expected one of L1Unstructured's kind)"
         )
     masks = []
     with pydist.no_grad():
@@ -461,7 +469,9 @@ def remove(module, name):
     ValueError if it is not pruned."""
     key, hook = _hook_of(module, name)
     if hook is None:
-        raise ValueError(f"Parameter '{name}' of module {module} has to be pruned before pruning can be removed")
+        raise ValueError(
+            f"Parameter '{name}' of module {module} has to be pruned before pruning can be removed (expected a pruned one)"
+        )
     hook.remove(module)
     del module._forward_pre_hooks[key]
     return module
