@@ -1,13 +1,14 @@
-"""Smaller models: pruning by a schedule while a model trains.
+"""Smaller models: pruning by a schedule while a model trains, and channels that are removed for good.
 
-`nn.utils.prune` prunes once; a Pruner prunes a little more every so many steps, for which the model can make up. Masks do not
-make a model smaller or faster by themselves. `PruningCallback` does the same in Keras' fit.
+`nn.utils.prune` prunes once; a Pruner prunes a little more every so many steps, for which the model can make up.
+`PruningCallback` does the same in Keras' fit. Masks do not make a model smaller or faster by themselves; `shrink` does.
 """
 
 from pydist.compress.pruner import Pruner
 from pydist.compress.schedules import ConstantSparsity, PolynomialDecay
+from pydist.compress.shrinking import Plan, load_plan, shrink
 
-__all__ = ["ConstantSparsity", "PolynomialDecay", "Pruner"]
+__all__ = ["ConstantSparsity", "Plan", "PolynomialDecay", "Pruner", "load_plan", "shrink"]
 
 
 def __getattr__(name):
