@@ -13,6 +13,7 @@ import pytest
 
 import pydist
 from lib.package import COMPARED, installed
+from lib.ranks import LONG
 from pydist import fx, nn
 from pydist.fx.passes.shape_prop import ShapeProp
 from pydist.nn import functional
@@ -108,7 +109,7 @@ def test_a_module():
     assert nn.Module.__call__.__name__ == "__call__" and leaky_relu is functional.leaky_relu
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "squeezenet1_0", "densenet121"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", *(["squeezenet1_0", "densenet121"] if LONG else [])])
 def test_models(name):
     model, x = getattr(models, name)().eval(), pydist.randn(1, 3, 64, 64)
     traced = fx.symbolic_trace(model)
