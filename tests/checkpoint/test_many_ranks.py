@@ -2,6 +2,7 @@
 connections to a control server stand for the ranks."""
 
 import os
+import resource
 import struct
 import time
 
@@ -119,12 +120,17 @@ def planned(state, path, rank):
 
 @pytest.fixture
 def joined():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3 * RANKS:
+        pytest.skip(f"a process may have {hard} descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3 * RANKS), hard))
     server = _C.ControlServer(RANKS)
     groups = [Group(server, rank) for rank in range(RANKS)]
     yield groups
     for group in groups:
         group.store._socket.close()
     server.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_planning_and_commit_of_512_ranks(joined, tmp_path):
