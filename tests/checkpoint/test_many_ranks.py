@@ -121,9 +121,9 @@ def planned(state, path, rank):
 @pytest.fixture
 def joined():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 3 * RANKS:
+    if hard < 5 * RANKS:
         pytest.skip(f"a process may have {hard} descriptors here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3 * RANKS), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 5 * RANKS), hard))
     server = _C.ControlServer(RANKS)
     groups = [Group(server, rank) for rank in range(RANKS)]
     yield groups
