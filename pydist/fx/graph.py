@@ -361,12 +361,7 @@ class Graph:
         return f"{node.name} = {found.function(target)}({', '.join(args + kwargs)})"
 
     def __str__(self):
-        names, lines = [], []
-        for node in self.nodes:
-            line = node.format_node(names)
-            if line:
-                lines.append(f"    {line}")
-        return f"graph({', '.join(f'%{name}' for name in names)}):\n" + "\n".join(lines)
+        return "graph():\n" + "\n".join(f"    {node.format_node()}" for node in self.nodes)
 
     def print_tabular(self):
         """Prints a table of all nodes."""

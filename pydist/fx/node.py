@@ -9,6 +9,7 @@ from pydist import _C
 
 __all__ = ["Node", "has_side_effect", "map_aggregate", "map_arg"]
 
+Argument = Target = object  # PyTorch's names in annotations
 OPS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
 _effects = {operator.setitem, operator.delitem, print}
 
@@ -208,12 +209,9 @@ class Node:
         in_place = name.endswith("_") and not name.endswith("__") or name == "__setitem__"
         return in_place or self.op == "call_function" and self.target in _effects or bool(self._kwargs.get("inplace"))
 
-    def format_node(self, placeholder_names=None, maybe_return_typename=None):
-        """One line about the node; None for an input, whose name is added to placeholder_names."""
+    def format_node(self):
+        """One line about the node."""
         if self.op == "placeholder":
-            if placeholder_names is not None:
-                placeholder_names.append(self.target)
-                return None
             return f"%{self.name} : [num_users={len(self.users)}] = placeholder[target={self.target}]"
         if self.op == "get_attr":
             return f"%{self.name} : [num_users={len(self.users)}] = get_attr[target={self.target}]"
