@@ -244,7 +244,7 @@ def test_a_graph_by_hand():
     graph.output({"z": [z, 3, (x, None)]})
     graph.lint()
     assert (
-        str(graph).splitlines()[0] == "graph(%x):"
+        str(graph).splitlines()[0] == "graph():"
         and y.users == {unused: None, shifted: None}
         and shifted.all_input_nodes == [y]
     )
