@@ -119,6 +119,16 @@ static pd_status map_arena(const char *op, pd_stage *s, int fd, int64_t offset) 
     return PD_OK;
 }
 
+/* False if `from` has no such arena. */
+static bool take_arena(pd_stage *s, pd_stage *from) {
+    if (!from || from->fd < 0 || from->parts.bytes != s->parts.bytes || !pd_stage_ended(from, 0)) return false;
+    s->fd = from->fd;
+    s->arena = from->arena;
+    from->fd = -1;
+    from->arena = NULL;
+    return true;
+}
+
 static pd_status make_memfd(const char *op, pd_stage *s) {
     s->fd = pd_fault_hit() ? (errno = ENOMEM, -1) : memfd_create("pydist-stage", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (s->fd < 0 && errno == ENOMEM) return pd_fail(PD_E_MEMORY, "%s: cannot make an arena", op);
@@ -156,7 +166,7 @@ static pd_status start_threads(const char *op, pd_stage *s, int threads) {
 }
 
 pd_status pd_stage_start(const char *op, pd_parts *parts, int threads, const char *path, int64_t offset,
-                         pd_stage **out) {
+                         pd_stage *from, pd_stage **out) {
     pd_stage *s = NULL;
     pthread_once(&once, prepare);
     pd_status status = pd_calloc(sizeof *s, op, &s);
@@ -170,7 +180,8 @@ pd_status pd_stage_start(const char *op, pd_parts *parts, int threads, const cha
     if (threads > spans) threads = (int)spans;
     PD_THEN(pd_calloc(sizeof *s->impl, op, &s->impl));
     if (!status) s->impl->op = op;
-    PD_THEN(path ? make_file(op, s, path, offset) : make_memfd(op, s));
+    if (!status && path) status = make_file(op, s, path, offset);
+    else if (!status && !take_arena(s, from)) status = make_memfd(op, s);
     PD_THEN(start_threads(op, s, threads));
     if (status) pd_stage_free(s);
     else *out = s;

@@ -19,9 +19,10 @@ typedef struct pd_stage {
 
 /* Starts `threads` threads. Takes over what *parts holds, also if it fails; the memory of the parts must stay until the
    copy has ended. path: the file to make, which must not exist, and which gets the parts from `offset` (a multiple of
-   PD_DIRECT_ALIGN) on; NULL: a memfd. The caller frees *out by pd_stage_free. */
+   PD_DIRECT_ALIGN) on; NULL: a memfd. from: NULL, or an ended staging whose memfd is taken, and its pages with it, if
+   it has this size; nobody may read its arena. The caller frees *out by pd_stage_free. */
 pd_status pd_stage_start(const char *op, pd_parts *parts, int threads, const char *path, int64_t offset,
-                         pd_stage **out);
+                         pd_stage *from, pd_stage **out);
 /* Whether the copy has ended: done, failed or cancelled. Waits for that up to `ns` (less than a second). */
 bool pd_stage_ended(pd_stage *s, int64_t ns);
 /* Of one that has ended: PD_OK, its error, or PD_E_RUNTIME where it was cancelled or cut off by a fork. */

@@ -11,6 +11,7 @@ typedef struct staging {
     PyObject_HEAD
     pd_stage *s;
     pd_py_parts parts; /* until the copy has ended and somebody has asked */
+    Py_ssize_t exports; /* buffers of the arena */
 } staging;
 
 static PyTypeObject *staging_type;
@@ -79,9 +80,18 @@ static PyObject *f_cancel(PyObject *o, PyObject *unused) {
 }
 
 static int get_buffer(PyObject *o, Py_buffer *view, int flags) {
-    const pd_stage *s = ((staging *)o)->s;
+    staging *self = (staging *)o;
+    const pd_stage *s = self->s;
     static char none[1];
-    return PyBuffer_FillInfo(view, o, s->arena ? s->arena : none, (Py_ssize_t)s->parts.bytes, 1, flags);
+    Py_ssize_t bytes = s->arena ? (Py_ssize_t)s->parts.bytes : 0;
+    if (PyBuffer_FillInfo(view, o, s->arena ? s->arena : none, bytes, 1, flags)) return -1;
+    self->exports++;
+    return 0;
+}
+
+static void release_buffer(PyObject *o, Py_buffer *view) {
+    (void)view;
+    ((staging *)o)->exports--;
 }
 
 static PyObject *get_arena(PyObject *o, void *unused) {
@@ -115,12 +125,14 @@ static PyGetSetDef getset[] = {
     {0}};
 static PyType_Slot slots[] = {{Py_tp_dealloc, dealloc},         {Py_tp_methods, methods},
                               {Py_tp_getset, getset},           {Py_bf_getbuffer, get_buffer},
+                              {Py_bf_releasebuffer, release_buffer},
                               {Py_tp_doc, "Parts of memory that threads copy into an arena (io_stage)."},
                               {0}};
 static PyType_Spec spec = {.name = "pydist._C.Staging", .basicsize = sizeof(staging), .slots = slots,
                            .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
-static PyObject *start(pd_py_parts *given, int threads, PyObject *path, const char *name, int64_t offset) {
+static PyObject *start(pd_py_parts *given, int threads, PyObject *path, const char *name, int64_t offset,
+                       pd_stage *from) {
     pd_parts parts;
     staging *self = PyObject_New(staging, staging_type);
     if (!self) {
@@ -128,38 +140,47 @@ static PyObject *start(pd_py_parts *given, int threads, PyObject *path, const ch
         return NULL;
     }
     self->s = NULL;
+    self->exports = 0;
     self->parts = *given;
     pd_status status = pd_parts_make("io_stage", given->part, PyTuple_GET_SIZE(given->items), offset, &parts);
-    PD_THEN(pd_stage_start("io_stage", &parts, threads, name, offset, &self->s));
+    PD_THEN(pd_stage_start("io_stage", &parts, threads, name, offset, from, &self->s));
     if (!status) return (PyObject *)self;
     Py_DECREF(self);
     return pd_py_io_raise(status, path, NULL);
 }
 
 static PyObject *f_stage(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"parts", "threads", "path", "offset", NULL};
-    PyObject *o, *many = NULL, *path = NULL, *at = NULL, *name = NULL, *result = NULL;
+    static char *names[] = {"parts", "threads", "path", "offset", "reuse", NULL};
+    PyObject *o, *many = NULL, *path = NULL, *at = NULL, *name = NULL, *from = NULL, *result = NULL;
     pd_py_parts given;
     int64_t offset = 0;
     int threads;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOO:io_stage", names, &o, &many, &path, &at) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOOO:io_stage", names, &o, &many, &path, &at, &from) ||
         !pd_py_io_threads(many, "io_stage", &threads) ||
         (at && !pd_py_io_offset(at, "io_stage", &offset)))
         return NULL;
+    if (from == Py_None) from = NULL;
+    if (from && !Py_IS_TYPE(from, staging_type))
+        return PyErr_Format(PyExc_TypeError, "io_stage: reuse is %.100s (expected a Staging, or None)",
+                            Py_TYPE(from)->tp_name);
     if (path == Py_None) path = NULL;
     if (path && !PyUnicode_FSConverter(path, &name)) return NULL;
-    if (pd_py_parts_get(o, "io_stage", &given))
-        result = start(&given, threads, path, name ? PyBytes_AS_STRING(name) : NULL, offset);
+    if (pd_py_parts_get(o, "io_stage", &given)) { /* which may be the arena itself */
+        bool free = from && has_ended((staging *)from) && !((staging *)from)->exports;
+        result = start(&given, threads, path, name ? PyBytes_AS_STRING(name) : NULL, offset,
+                       free ? ((staging *)from)->s : NULL);
+    }
     Py_XDECREF(name);
     return result;
 }
 
 static PyMethodDef functions[] = {
     {"io_stage", (PyCFunction)(void (*)(void))f_stage, METH_VARARGS | METH_KEYWORDS,
-     "io_stage(parts, threads=2, path=None, offset=0) -> Staging\n\nBegins to copy contiguous tensors and other "
+     "io_stage(parts, threads=2, path=None, offset=0, reuse=None) -> Staging\n\nBegins to copy contiguous tensors and other "
      "buffers into an arena. Optimizers' steps wait until the copy has ended. path: a file to make, which must not "
-     "exist; it is the arena, from offset on (a multiple of 4096)."},
+     "exist; it is the arena, from offset on (a multiple of 4096). reuse: a Staging that has ended, whose arena is "
+     "taken if it has the size and nobody reads it."},
     {0}};
 
 int pd_py_add_io_stage(PyObject *module) {

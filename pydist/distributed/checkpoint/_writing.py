@@ -138,12 +138,17 @@ class Writing:
         if self.events:
             return None
         if not (self.writer.in_place and self.files):
-            return _C.io_stage(parts, 1)
+            return _C.io_stage(parts, 1, reuse=self.writer.arenas.pop() if self.writer.arenas else None)
         (file,) = self.files
         self._make_folders()
         head = len(file.boxes.header(None, file.more))
         self._check_space(self._path_of(file), head + file.boxes.nbytes)
         return _C.io_stage(parts, 1, self._path_of(file), head)
+
+    def keep(self, staging):
+        """Keeps the memory of the copies for the next save, if the writer says so."""
+        if self.writer.arenas is not None and staging is not None and staging.fd >= 0:
+            self.writer.arenas[:] = [staging]
 
     def write(self, data=None, checksums=None):
         """Writes this rank's files and tells rank 0. data: the bytes of `tensors()` in one buffer, with these checksums;

@@ -35,7 +35,8 @@ class FileSystemWriter(StorageWriter):
 
     overwrite: a checkpoint that is there is replaced at once, at the end; without it that is an error. sync_files=False
     does not wait for the disk: the checkpoint may be damaged after a power cut, and its manifest says so. thread_count:
-    threads that write the file of this rank. commit="marker": files go into the folder itself, and the manifest, written
+    threads that write the file of this rank. cache_staged_state_dict: the writer keeps the memory of async_save's copies
+    for the next one, which copies faster then. commit="marker": files go into the folder itself, and the manifest, written
     last, makes it a checkpoint; for file systems that cannot rename folders, such as object stores.
     """
 
@@ -57,6 +58,7 @@ class FileSystemWriter(StorageWriter):
             raise ValueError(f"FileSystemWriter: thread_count is {thread_count} (expected 1 or more)")
         self.path, self.sync_files, self.overwrite = os.path.abspath(os.fspath(path)), bool(sync_files), bool(overwrite)
         self.thread_count, self.commit = int(thread_count), commit
+        self.arenas = [] if cache_staged_state_dict else None  # the Staging of the last async_save
 
     checkpoint_id = property(lambda self: self.path, doc="The folder.")
     in_place = False  # whether async_save copies into the file itself; for folders in memory

@@ -86,7 +86,7 @@ class CheckpointManager:
 
     every: `save` skips steps that are no multiple of it. keep_last: how many of the newest steps stay (None: all);
     keep_every: multiples of it stay, too. An older step goes when a newer one is on the disk. asynchronous: saves go on
-    in the background (async_save). on_error="warn": a save that fails is a warning, and training goes on. All ranks make
+    in the background (async_save), and the memory of their copies stays until close(). on_error="warn": a save that fails is a warning, and training goes on. All ranks make
     the manager and call it alike. What a crash has left in the folder is finished or removed, so one job at a time may
     use it.
 
@@ -133,7 +133,7 @@ class CheckpointManager:
         self.keep_last, self.keep_every, self.every, self.memory_every = keep_last, keep_every, every, memory_every
         self.asynchronous, self.on_error, self.process_group = bool(asynchronous), on_error, process_group
         self.planner, self.load_planner = planner, load_planner
-        self._options = {"sync_files": sync_files, "thread_count": thread_count}
+        self._options, self._arenas = {"sync_files": sync_files, "thread_count": thread_count}, []
         self._pending = None  # (step, in memory, SaveFuture)
         self._rank, self._memory = get_rank(process_group), None
         held = os.environ.get("PYDIST_SNAPSHOTS")
@@ -155,7 +155,7 @@ class CheckpointManager:
 
     def __exit__(self, kind, *error):
         if kind is None:
-            self.wait_until_finished()
+            self.close()
 
     def save(self, step, state_dict, *, force=False, about=None):
         """Saves the state of this step. Returns False if `every` and memory_every skip it; force=True saves it
@@ -172,6 +172,7 @@ class CheckpointManager:
             writer = _MemoryWriter(folder_of(self._memory, step), **{**self._options, "sync_files": False})
         else:
             writer = FileSystemWriter(folder_of(self.directory, step), **self._options)
+            writer.arenas = self._arenas
         more = {"storage_writer": writer, "planner": self.planner, "process_group": self.process_group}
         about = {"step": step, **(about or {})}
         try:
@@ -196,7 +197,12 @@ class CheckpointManager:
         else:
             self._sweep(step, in_memory)
 
-    close = wait_until_finished
+    def close(self):
+        """Waits until the save that runs has ended, raises its error, and frees the memory of copies."""
+        try:
+            self.wait_until_finished()
+        finally:
+            self._arenas.clear()
 
     def _failed(self, step, error):
         if self.on_error == "raise":

@@ -217,6 +217,7 @@ def _upload(job, future):
             checksums = _staged(writing, staging)
             future.staging_completion.set_result(None)
             writing.write(staging and staging.arena, checksums)
+            writing.keep(staging)
         except Exception as error:
             if not future.staging_completion.done():
                 future.staging_completion.set_exception(_without_frames(error))
