@@ -40,12 +40,13 @@ def step():
     return time.perf_counter() - begin
 
 
+def path(number):
+    return os.path.join(folder, f"saved-{number}")
+
+
 def save(number):
-    """Begins a save under a name of its own; the one before goes."""
-    path = os.path.join(folder, "saved")
-    if rank == 0:
-        shutil.rmtree(f"{path}-{number - 1}", ignore_errors=True)
-    writer = checkpoint.FileSystemWriter(f"{path}-{number}")
+    """Begins a save under a name of its own."""
+    writer = checkpoint.FileSystemWriter(path(number))
     writer.arenas = arenas
     return checkpoint.async_save({"model": net, "optimizer": optimizer}, storage_writer=writer)
 
@@ -61,6 +62,9 @@ if size > 1:
     dist.all_reduce(cpu)
 plain, extra, durable = [], [], []
 for number in range(2, saves + 2):
+    if rank == 0:
+        shutil.rmtree(path(number - 1), ignore_errors=True)
+    step()
     begin, taken = time.perf_counter(), []
     future = save(number)
     called = time.perf_counter() - begin
