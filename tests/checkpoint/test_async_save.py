@@ -14,9 +14,9 @@ from pydist.distributed.checkpoint import CheckpointException, CheckpointManager
 from pydist.testing import run_ranks
 
 
-def value_of(path, name="x"):
+def value_of(path, name="x", size=1 << 21):
     """The one value that all elements of a tensor of 2 M have."""
-    state = {name: pydist.zeros(1 << 21)}
+    state = {name: pydist.zeros(size)}
     checkpoint.load(state, checkpoint_id=path)
     (value,) = state[name].unique().tolist()
     return value
@@ -130,6 +130,19 @@ def test_which_steps_stay(tmp_path):
     with pytest.raises(CheckpointException, match="there is no checkpoint"):
         manager.restore(state, step=9)
     assert sorted(os.listdir(tmp_path)) == [f"step-{step:012d}" for step in (4, 8, 12, 13)]
+
+
+def test_the_manager_keeps_the_memory_of_copies_until_it_is_closed(tmp_path):
+    manager, seen = CheckpointManager(tmp_path), []
+    for step in range(3):
+        manager.save(step, {"x": pydist.full((1 << 20,), float(step))})
+        manager.wait_until_finished()
+        seen.append([staging.fd for staging in manager._arenas])
+    assert len(seen[0]) == 1 and seen[0] == seen[1] == seen[2]
+    assert [value_of(tmp_path / f"step-{step:012d}", size=1 << 20) for step in range(3)] == [0, 1, 2]
+    manager.save(3, {"x": pydist.ones(5)})
+    manager.close()
+    assert manager._arenas == [] and manager.all_steps() == [1, 2, 3]
 
 
 def test_without_a_step_there_is_nothing_to_restore(tmp_path):

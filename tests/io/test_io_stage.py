@@ -58,6 +58,28 @@ def test_a_file_may_be_the_arena(tmp_path, sizes, offset):
     assert (tmp_path / "file").read_bytes() == want
 
 
+def test_an_arena_is_used_again(tmp_path):
+    first = _C.io_stage([b"a" * 5000, b"b" * 100])
+    first.wait()
+    fd = first.fd
+    second = _C.io_stage([b"c" * 5100], reuse=first)
+    assert second.wait() == [sums(b"c" * 5100)] and bytes(second.arena) == b"c" * 5100
+    assert second.fd == fd and first.fd == -1 and bytes(first.arena) == b"" and first.wait() is not None
+    view = second.arena
+    for other in (
+        _C.io_stage([b"d" * 5100], reuse=second),  # somebody reads it
+        _C.io_stage([b"d" * 5101], reuse=second),
+        _C.io_stage([b"d" * 5100], path=tmp_path / "file", reuse=second),
+        _C.io_stage([second.arena], reuse=second),
+    ):
+        other.wait()
+        assert bytes(view) == b"c" * 5100 and second.fd == fd != other.fd
+    view.release()
+    with pytest.raises(TypeError, match="reuse is int"):
+        _C.io_stage([b"x"], reuse=3)
+    assert _C.io_stage([b"x"], reuse=None).wait() == [sums(b"x")]
+
+
 def test_files_that_cannot_be_the_arena(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"kept")

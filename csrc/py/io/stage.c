@@ -177,9 +177,9 @@ static PyObject *f_stage(PyObject *module, PyObject *args, PyObject *kwargs) {
 
 static PyMethodDef functions[] = {
     {"io_stage", (PyCFunction)(void (*)(void))f_stage, METH_VARARGS | METH_KEYWORDS,
-     "io_stage(parts, threads=2, path=None, offset=0, reuse=None) -> Staging\n\nBegins to copy contiguous tensors and other "
-     "buffers into an arena. Optimizers' steps wait until the copy has ended. path: a file to make, which must not "
-     "exist; it is the arena, from offset on (a multiple of 4096). reuse: a Staging that has ended, whose arena is "
+     "io_stage(parts, threads=2, path=None, offset=0, reuse=None) -> Staging\n\nBegins to copy contiguous tensors and "
+     "other buffers into an arena. Optimizers' steps wait until the copy has ended. path: a file to make, which must "
+     "not exist; it is the arena, from offset on (a multiple of 4096). reuse: a Staging that has ended, whose arena is "
      "taken if it has the size and nobody reads it."},
     {0}};
 
