@@ -141,9 +141,10 @@ def ls(args):
 
 def _damage(opened):
     """The first byte that is wrong, as text; "" if all are right."""
-    if opened.manifest:
+    known, right = _format.known_headers(opened.path, opened.manifest) if opened.manifest else ({}, True)
+    if known:  # the files' own headers have not been read
         _format.index_of(opened.path, all_headers=True)
-    if opened.manifest and not _format.known_headers(opened.path, opened.manifest)[1]:
+    if not right:
         return f"{os.path.join(opened.path, _format.HEADERS)}: this is not the headers of all files (loading does without it)"
     for name, whole in opened.index.tensors.items():
         for box in whole.boxes:

@@ -2,7 +2,7 @@
 
 import pydist
 from pydist import keras
-from pydist.compress.pruner import masked
+from pydist.compress.pruner import masked, share_of_zeros
 
 
 class PruningCallback(keras.callbacks.Callback):
@@ -41,4 +41,4 @@ class PruningCallback(keras.callbacks.Callback):
 
     def sparsity(self):
         """The share of elements that are pruned now."""
-        return sum(int((m == 0).sum()) for m in self._masks) / sum(m.numel() for m in self._masks)
+        return share_of_zeros(self._masks)

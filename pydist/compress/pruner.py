@@ -17,6 +17,11 @@ def masked(values, mask, count):
     return found
 
 
+def share_of_zeros(masks):
+    """The share of elements that masks prune."""
+    return sum(int((mask == 0).sum()) for mask in masks) / sum(mask.numel() for mask in masks)
+
+
 class Pruner:
     """Prunes parameters, [(module, name), ...], to the share that a schedule gives: the elements of the smallest absolute
     value, of each parameter for itself, or with across=True of all together. `attach(optimizer)` does so after its steps.
@@ -94,8 +99,7 @@ class Pruner:
 
     def sparsity(self):
         """The share of elements that are pruned now."""
-        masks = [getattr(module, f"{name}_mask") for module, name in self.parameters]
-        return sum(int((mask == 0).sum()) for mask in masks) / sum(mask.numel() for mask in masks)
+        return share_of_zeros([getattr(module, f"{name}_mask") for module, name in self.parameters])
 
     def finish(self):
         """Makes the zeros permanent: the parameters have their old names again. Returns their list."""

@@ -1,4 +1,4 @@
-"""shrink: removes channels, neurons and heads for good.
+"""shrink: removes channels and neurons for good.
 
 A module is traced (pydist.fx) and run once on an example. Then each dimension of channels is followed through the graph: who
 makes it, who reads it, and which dimensions have to stay alike, since their tensors are added. Channels that belong together
@@ -6,6 +6,7 @@ are a Group; all tensors of a group lose the same places.
 """
 
 import inspect
+from collections import Counter
 from math import prod
 
 import pydist
@@ -80,7 +81,6 @@ class _Follower:
     """The channels of each node's value; None where they are not known and nothing of them is removed."""
 
     def __init__(self, model, example):
-        self.model = model
         tracer = _Tracer(autowrap_functions=(check_tokens, add_norm))
         example = example if isinstance(example, tuple) else (example,)
         others = list(inspect.signature(model.forward).parameters.values())[len(example) :]
@@ -90,10 +90,9 @@ class _Follower:
         with pydist.no_grad():
             ShapeProp(self.traced.eval()).propagate(*example)
         self.traced.train(training)
-        self.groups, self.channels, names = [], {}, {}
-        for _, parameter in model.named_parameters(remove_duplicate=False):
-            names[id(parameter)] = names.get(id(parameter), 0) + 1
-        self._shared = {i for i, count in names.items() if count > 1}
+        self.groups, self.channels = [], {}
+        self._names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+        self._calls = Counter(node.target for node in self.traced.graph.nodes if node.op == "call_module")
         for node in self.traced.graph.nodes:
             self.channels[node] = self._of(node)
 
@@ -199,7 +198,7 @@ class _Follower:
 
     def _reads(self, entries, module, path, name, dim):
         """Notes that a tensor has these channels along `dim`."""
-        offset, shared = 0, id(getattr(module, name)) in self._shared
+        offset, shared = 0, self._names[id(getattr(module, name))] > 1
         for group, each in entries:
             if shared:
                 group.freeze(f"{path}.{name} is another module's, too")
@@ -212,7 +211,7 @@ class _Follower:
         own = [name for name in ("weight", "bias") if isinstance(getattr(module, name, None), pydist.Tensor)]
         if any(name not in module._parameters for name in own):  # pruned, or made by a parametrization
             return self._other(node)
-        if shape is None or self._users(path) > 1 and list(module.parameters()):
+        if shape is None or self._calls[path] > 1 and list(module.parameters()):
             return self._other(node)
         if type(module) is nn.Linear and (known is None or known.last):
             return self._of_product(known, module, path, module.out_features, True)
@@ -224,20 +223,18 @@ class _Follower:
             return known if self._alike(source, node, known) else self._other(node)
         if isinstance(module, nn.Flatten) and self._is_flat(node, source, known):
             return self._flattened(source, known)
-        if isinstance(module, _NORMS) and (not known.last or len(shape) == 2):
-            for name in ("weight", "bias", "running_mean", "running_var"):
-                if getattr(module, name) is not None:
-                    self._reads(known.entries, module, path, name, 0)
-            return known
-        if type(module) in _CONVS and module.groups == module.in_channels == module.out_channels and not known.last:
-            for name in ("weight", "bias"):
-                if getattr(module, name) is not None:
-                    self._reads(known.entries, module, path, name, 0)
-            return known
-        return self._other(node)
-
-    def _users(self, path):
-        return sum(n.op == "call_module" and n.target == path for n in self.traced.graph.nodes)
+        if isinstance(module, _NORMS):
+            each_alone = not known.last or len(shape) == 2
+        else:  # a depthwise convolution
+            each_alone = (
+                type(module) in _CONVS and module.groups == module.in_channels == module.out_channels and not known.last
+            )
+        if not each_alone:
+            return self._other(node)
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            if getattr(module, name, None) is not None:
+                self._reads(known.entries, module, path, name, 0)
+        return known
 
     def _of_product(self, known, module, path, size, last):
         if known is not None:

@@ -34,6 +34,14 @@ class PHBase:
 PH = PHBase()
 
 
+def _called(function, target, args, kwargs):
+    """The function's result; with proxies among its arguments, while this thread traces, a proxy for a call of target."""
+    found = find_proxy((args, kwargs)) if getattr(_here, "tracer", None) is not None else None
+    if found is None:
+        return function(*args, **kwargs)
+    return found.tracer.create_proxy("call_function", target, args, kwargs)
+
+
 def wrap(fn_or_name):
     """Says that calls of a function, in the module of the caller, become nodes and are not looked into: `wrap("name")` at
     module level, or the decorator `@wrap`.
@@ -53,10 +61,7 @@ def wrap(fn_or_name):
 
         @functools.wraps(fn_or_name)
         def wrapped(*args, **kwargs):
-            found = find_proxy((args, kwargs)) if getattr(_here, "tracer", None) is not None else None
-            if found is None:
-                return fn_or_name(*args, **kwargs)
-            return found.tracer.create_proxy("call_function", wrapped, args, kwargs)
+            return _called(fn_or_name, wrapped, args, kwargs)
 
         return wrapped
     frame = inspect.currentframe().f_back
@@ -71,10 +76,7 @@ class ProxyableClassMeta(type):
     """A metaclass: making an object of the class with proxies becomes a node."""
 
     def __call__(cls, *args, **kwargs):
-        found = find_proxy((args, kwargs)) if getattr(_here, "tracer", None) is not None else None
-        if found is None:
-            return super().__call__(*args, **kwargs)
-        return found.tracer.create_proxy("call_function", cls, args, kwargs)
+        return _called(super().__call__, cls, args, kwargs)
 
 
 def _recorded(function):
@@ -82,10 +84,7 @@ def _recorded(function):
 
     @functools.wraps(function)
     def recorded(*args, **kwargs):
-        found = find_proxy((args, kwargs)) if getattr(_here, "tracer", None) is not None else None
-        if found is None:
-            return function(*args, **kwargs)
-        return found.tracer.create_proxy("call_function", function, args, kwargs)
+        return _called(function, function, args, kwargs)
 
     return recorded
 

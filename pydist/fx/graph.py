@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pydist
 from pydist import _C
-from pydist.fx.node import BUILTINS, Node, map_arg, qualified, target_name
+from pydist.fx.node import BUILTINS, Node, container, map_aggregate, map_arg, qualified, target_name
 
 __all__ = ["Graph", "PythonCode"]
 
@@ -252,8 +252,6 @@ class Graph:
         return {"rows": rows, "tracer": self._tracer_cls}
 
     def __setstate__(self, state):
-        from pydist.fx.node import map_aggregate
-
         self.__init__(tracer_cls=state["tracer"])
         made = []
         for op, target, args, kwargs, name, of_type in state["rows"]:
@@ -431,12 +429,9 @@ def _text(a, found):
         return a.name
     if isinstance(a, tuple) and hasattr(a, "_fields"):
         return f"{found.function(type(a))}({', '.join(_text(x, found) for x in a)})"
-    if isinstance(a, tuple):
-        return f"({', '.join(_text(x, found) for x in a)}{',' * (len(a) == 1)})"
-    if isinstance(a, list):
-        return f"[{', '.join(_text(x, found) for x in a)}]"
-    if isinstance(a, dict):
-        return f"{{{', '.join(f'{_text(k, found)}: {_text(v, found)}' for k, v in a.items())}}}"
+    inner = container(a, lambda x: _text(x, found))
+    if inner is not None:
+        return inner
     if isinstance(a, slice):
         return f"slice({', '.join(_text(x, found) for x in (a.start, a.stop, a.step))})"
     if (

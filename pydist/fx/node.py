@@ -230,16 +230,22 @@ class Node:
         return other < self
 
 
-def _shown(a):
-    if isinstance(a, Node):
-        return f"%{a.name}"
+def container(a, text):
+    """A tuple, list or dict with its items by text(item); None for all else."""
     if isinstance(a, tuple):
-        return f"({', '.join(map(_shown, a))}{',' * (len(a) == 1)})"
+        return f"({', '.join(map(text, a))}{',' * (len(a) == 1)})"
     if isinstance(a, list):
-        return f"[{', '.join(map(_shown, a))}]"
+        return f"[{', '.join(map(text, a))}]"
     if isinstance(a, dict):
-        return f"{{{', '.join(f'{key}: {_shown(value)}' for key, value in a.items())}}}"
-    return str(a)
+        return f"{{{', '.join(f'{text(key)}: {text(value)}' for key, value in a.items())}}}"
+    return None
+
+
+def _shown(a):
+    found = container(a, _shown)
+    if found is None:
+        found = f"%{a.name}" if isinstance(a, Node) else str(a)
+    return found
 
 
 BUILTINS = frozenset(dir(builtins))

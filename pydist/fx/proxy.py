@@ -10,7 +10,21 @@ from pydist.fx.node import Node, map_aggregate
 
 __all__ = ["Attribute", "Proxy", "TraceError", "TracerBase"]
 
-_CONSTANTS = (bool, int, float, complex, str, bytes, range, type(None), type(...), enum.Enum, _C.dtype, _C.device)
+_CONSTANTS = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    range,
+    type(None),
+    type(...),
+    enum.Enum,
+    _C.dtype,
+    _C.device,
+    type(_C.contiguous_format),
+)
 
 
 class TraceError(ValueError):
@@ -43,7 +57,7 @@ class TracerBase:
     def _leaf(self, a):
         if isinstance(a, Proxy):
             return a.node
-        if isinstance(a, (Node, *_CONSTANTS)) or isinstance(a, type) or a in _MEMORY_FORMATS:
+        if isinstance(a, (Node, *_CONSTANTS)) or isinstance(a, type):
             return a
         if callable(a) and hasattr(a, "__name__"):
             return a
@@ -78,9 +92,6 @@ class GraphAppendingTracer(TracerBase):
 
     def __init__(self, graph):
         self.graph = graph
-
-
-_MEMORY_FORMATS = (_C.contiguous_format, _C.preserve_format, _C.channels_last)
 
 
 def _unpacks():
