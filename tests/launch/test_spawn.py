@@ -30,10 +30,13 @@ def fail(index, kind):
     time.sleep(60)
 
 
-def fail_because_of_another(index):
+def fail_because_of_another(index, queue):
     if index == 1:
+        for _ in range(2):
+            queue.put("here")
         time.sleep(0.2)
         raise ValueError("the cause")
+    queue.get()
     raise pydist.PeerFailed("rank 1 failed")
 
 
@@ -112,8 +115,9 @@ def test_one_fails(kind, error, text):
 
 def test_the_cause_is_raised():
     """Not the error of a process that failed only because of it, though that one came first."""
+    queue = mp.get_context("spawn").SimpleQueue()
     with pytest.raises(mp.ProcessRaisedException, match="ValueError: the cause") as raised:
-        mp.spawn(fail_because_of_another, nprocs=3)
+        mp.spawn(fail_because_of_another, (queue,), nprocs=3)
     assert raised.value.error_index == 1
 
 
