@@ -13,13 +13,11 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/sha256.h"
 #include "comm/mesh/tcp_impl.h"
-#include "comm/net/auth.h"
 #include "comm/net/dial.h"
+#include "comm/net/listen.h"
 
 #define MAGIC 0x314d4450u             /* "PDM1": the last byte is the version */
-#define GREET_NS INT64_C(5000000000)  /* how long a guest may take to prove who it is */
 #define PRESSED_NS INT64_C(1000000000) /* at least so much of it, if others wait */
 #define STRANGERS 64
 #define ADDRESSES 2048 /* bytes of text */
@@ -46,15 +44,9 @@ typedef struct meeting {
     guest *guest;
 } meeting;
 
-/* The proof that `who` ("dial", "listen") must show: a MAC of the greeting up to its proof and of the other's random
-   bytes. */
 static void prove(const pd_link *link, const char *who, const greeting *g, const uint8_t *nonce,
                   uint8_t out[PD_SHA256_BYTES]) {
-    uint8_t text[8 + offsetof(greeting, proof) + PD_NONCE_BYTES] = {0};
-    memcpy(text, who, strlen(who));
-    memcpy(text + 8, g, offsetof(greeting, proof));
-    memcpy(text + 8 + offsetof(greeting, proof), nonce, PD_NONCE_BYTES);
-    pd_hmac(link->token, PD_TOKEN_BYTES, text, sizeof text, out);
+    pd_listen_prove(link->token, PD_TOKEN_BYTES, who, g, offsetof(greeting, proof), nonce, out);
 }
 
 static pd_status pause_ok(const meeting *m) {
@@ -74,65 +66,6 @@ static void settle(meeting *m, int peer, int fd) {
 
 /* ---- listening --------------------------------------------------------------------------------------------------- */
 
-static pd_status open_listening(meeting *m, int *port) {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } at = {0};
-    socklen_t n = sizeof at.v6;
-    int off = 0;
-    int fd = m->plan->near ? -1 : socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0) { /* both versions of the protocol */
-        at.v6.sin6_family = AF_INET6;
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    } else {
-        fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        at.v4.sin_family = AF_INET;
-        at.v4.sin_addr.s_addr = htonl(m->plan->near ? INADDR_LOOPBACK : INADDR_ANY);
-        n = sizeof at.v4;
-    }
-    m->listening = fd;
-    if (fd < 0 || bind(fd, &at.any, n) || listen(fd, 1024) || getsockname(fd, &at.any, &n))
-        return pd_fail(PD_E_OS, "tcp: cannot listen: %s", strerror(errno));
-    *port = ntohs(at.any.sa_family == AF_INET6 ? at.v6.sin6_port : at.v4.sin_port);
-    return PD_OK;
-}
-
-static size_t add_address(const struct sockaddr *a, int port, char *text, size_t n, size_t size) {
-    char address[80];
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } at = {0};
-    socklen_t bytes = a->sa_family == AF_INET6 ? sizeof at.v6 : sizeof at.v4;
-    memcpy(&at, a, bytes);
-    if (a->sa_family == AF_INET6) at.v6.sin6_port = htons((uint16_t)port);
-    else at.v4.sin_port = htons((uint16_t)port);
-    pd_auth_text(&at.any, bytes, address, sizeof address);
-    if (n + strlen(address) + 2 < size) n += (size_t)snprintf(text + n, size - n, "%s ", address);
-    return n;
-}
-
-/* Our addresses, the most promising first: the one that the control server sees, those of our interfaces, loopback. */
-static pd_status list_addresses(const meeting *m, int port, char *text, size_t size) {
-    size_t n = 0;
-    pd_face faces[PD_DIAL_FACES];
-    int count = 0;
-    char *colon;
-    *text = 0;
-    if (!m->plan->near && *m->plan->link->here) {
-        n = (size_t)snprintf(text, size, "%s", m->plan->link->here);
-        if ((colon = strrchr(text, ':'))) n = (size_t)(colon - text);
-        n += (size_t)snprintf(text + n, size - n, ":%d ", port);
-    }
-    if (!m->plan->near) PD_TRY(pd_dial_faces(faces, &count));
-    for (int i = 0; i < count; i++) n = add_address((struct sockaddr *)&faces[i].address, port, text, n, size);
-    snprintf(text + n, size - n, "127.0.0.1:%d", port);
-    return PD_OK;
-}
-
 static void where_key(const meeting *m, int rank, char *key, size_t size) {
     snprintf(key, size, "pd:%u.tcp.%d", m->plan->epoch, rank);
 }
@@ -140,7 +73,7 @@ static void where_key(const meeting *m, int rank, char *key, size_t size) {
 static pd_status announce(const meeting *m, int port) {
     char key[64], text[ADDRESSES];
     where_key(m, m->mesh->rank, key, sizeof key);
-    PD_TRY(list_addresses(m, port, text, sizeof text));
+    PD_TRY(pd_listen_addresses(m->plan->near, m->plan->link->here, port, text, sizeof text));
     return pd_store_set(m->plan->link, key, text, strlen(text));
 }
 
@@ -159,7 +92,7 @@ static void let_in(meeting *m) {
     if (fd < 0 && errno != EAGAIN) poll(NULL, 0, PD_SLICE_NS / 1000000); /* no descriptor: do not try again at once */
     if (fd < 0) return;
     guest *g = &m->guest[m->guests];
-    *g = (guest){.fd = fd, .deadline = pd_os_now() + GREET_NS};
+    *g = (guest){.fd = fd, .deadline = pd_os_now() + PD_GREET_NS};
     if (pd_os_random(g->nonce, sizeof g->nonce) ||
         send(fd, g->nonce, sizeof g->nonce, MSG_NOSIGNAL) != (ssize_t)sizeof g->nonce)
         close(fd);
@@ -210,7 +143,7 @@ static pd_status let_all_in(meeting *m) {
         int64_t now = pd_os_now();
         for (int i = m->guests; i-- > 0;) { /* from the end: a guest that goes is replaced by the last */
             if (ready > 0 && polls[i + 1].revents && !hear_guest(m, i)) continue;
-            if (m->guest[i].deadline - (full ? GREET_NS - PRESSED_NS : 0) < now)
+            if (m->guest[i].deadline - (full ? PD_GREET_NS - PRESSED_NS : 0) < now)
                 end_guest(m, i, "it sent no greeting in time");
         }
         if (ready > 0 && polls[0].revents) let_in(m);
@@ -246,7 +179,7 @@ static pd_status take(const meeting *m, int fd, void *to, size_t bytes, int64_t 
 static pd_status greet(const meeting *m, int peer, int fd, bool *good) {
     greeting g = {.magic = MAGIC, .epoch = m->plan->epoch, .from = m->mesh->rank, .to = peer};
     uint8_t nonce[PD_NONCE_BYTES], mac[PD_SHA256_BYTES], answer[PD_SHA256_BYTES];
-    int64_t deadline = pd_os_now() + GREET_NS;
+    int64_t deadline = pd_os_now() + PD_GREET_NS;
     PD_TRY(pd_os_random(g.nonce, sizeof g.nonce));
     PD_TRY(take(m, fd, nonce, sizeof nonce, deadline, good));
     if (!*good) return PD_OK;
@@ -269,7 +202,7 @@ static pd_status try_all(meeting *m, int peer, const char *addresses, bool *good
     snprintf(text, sizeof text, "%s", addresses);
     for (char *a = strtok_r(text, " ", &rest); a && !status; a = strtok_r(NULL, " ", &rest))
         status = pd_race_add(&race, a);
-    int64_t soon = pd_os_now() + GREET_NS;
+    int64_t soon = pd_os_now() + PD_GREET_NS;
     if (soon > m->deadline) soon = m->deadline;
     while (!status && !*good) {
         status = pd_race_next(&race, soon, hooks, &fd);
@@ -321,7 +254,7 @@ pd_status pd_tcp_meet(const pd_mesh_plan *plan, pd_tcp *mesh) {
     m.deadline = pd_os_now() + plan->timeout_ns;
     PD_TRY(pd_calloc(STRANGERS * sizeof *m.guest, "tcp", &m.guest));
     void *token = pd_host_release();
-    PD_TRY_TO(done, open_listening(&m, &port));
+    PD_TRY_TO(done, pd_listen_open(plan->near, &m.listening, &port));
     PD_TRY_TO(done, announce(&m, port));
     for (int r = 0; r < mesh->rank; r++) PD_TRY_TO(done, go_to(&m, r));
     PD_TRY_TO(done, let_all_in(&m));
