@@ -254,9 +254,28 @@ static PyObject *run_out(const op_function *f, parsed *a) {
     return ok ? Py_NewRef(a->out) : NULL;
 }
 
+/* add(1, 2): the first number becomes a tensor without dimensions. *made [new], or NULL: there was nothing to do. */
+static pd_status first_number(const pd_def *def, parsed *a, pd_tensor **made) {
+    static const pd_dtype of[] = {[PD_CAT_BOOL] = PD_BOOL, [PD_CAT_INT] = PD_I64};
+    const pd_param *first = NULL;
+    *made = NULL;
+    for (int i = 0; i < a->nin; i++)
+        if (a->in[i]) return PD_OK;
+    for (int i = 0; i < def->nparams && !first; i++)
+        if (def->params[i].type == PD_T_OPERAND) first = &def->params[i];
+    const pd_scalar *s = first ? (const pd_scalar *)((const char *)a->attrs + first->attr) : NULL;
+    if (!s || s->cat < 0) return PD_OK;
+    pd_dtype dtype = s->cat == PD_CAT_FLOAT     ? pd_default_dtype
+                     : s->cat == PD_CAT_COMPLEX ? (pd_default_dtype == PD_F64 ? PD_C128 : PD_C64)
+                                                : of[s->cat];
+    PD_TRY(pd_scalar_tensor(s, dtype, made));
+    a->in[first->input] = *made;
+    return PD_OK;
+}
+
 static PyObject *run(const op_function *f, parsed *a) {
     const pd_def *def = f->def;
-    pd_tensor *out[PD_MAX_OUTS];
+    pd_tensor *out[PD_MAX_OUTS], *made;
     int n;
     if (f->mode == INPLACE) {
         if (!a->in[0])
@@ -271,8 +290,10 @@ static PyObject *run(const op_function *f, parsed *a) {
         PD_PY_TRY(pd_apply_into(def, a->in, a->nin, a->attrs, into));
         return Py_NewRef(a->out);
     }
-    PD_PY_TRY(pd_apply(def, a->in, a->nin, a->attrs, out, &n));
-    return wrap_results(f, out, n);
+    PD_PY_TRY(first_number(def, a, &made));
+    pd_status status = pd_apply(def, a->in, a->nin, a->attrs, out, &n);
+    pd_tensor_release(made);
+    return status ? pd_py_raise(status) : wrap_results(f, out, n);
 }
 
 /* Whether the second argument, or `other`, is a tensor. */

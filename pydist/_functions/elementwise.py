@@ -174,6 +174,7 @@ def _with_rounding(divide, in_place):
         return result if to is None else to.copy_(result)
 
     div.__name__ = div.__qualname__ = "div_" if in_place else "div"
+    div.__module__ = "pydist"  # where pickle finds it
     div.__doc__ = """div(input, other, *, rounding_mode=None)
 
     input / other; rounding_mode "floor" rounds down, "trunc" towards 0, in the dtype of both."""
