@@ -66,7 +66,11 @@ static inline pd_status pd_trail(const char *file, int line, pd_status kind) {
 
 /* The status itself; if it is a failure, this line is added to its trail: `return PD_TRAIL(status)` after cleaning
    up. */
-#define PD_TRAIL(status) ((status) != PD_OK ? pd_trail(__FILE__, __LINE__, status) : PD_OK)
+#define PD_TRAIL(status)                                                      \
+    __extension__({                                                           \
+        pd_status pd_trail_ = (status);                                       \
+        pd_trail_ != PD_OK ? pd_trail(__FILE__, __LINE__, pd_trail_) : PD_OK; \
+    })
 /* PD_TRY for a function that goes on and cleans up at its end: sets `status`; skips the call if it is a failure
    already. */
 #define PD_THEN(call)                                                                       \
