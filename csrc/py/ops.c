@@ -4,6 +4,7 @@
 #include <structmember.h>
 
 #include "base/mem.h"
+#include "py/opcall.h"
 
 enum { PLAIN, INPLACE };
 
@@ -627,6 +628,34 @@ static PyObject *op_table(PyObject *module, PyObject *unused) {
     return list;
 }
 
+/* For rpc: (bytes, tensors) of a call that another process can run without Python; None: of any other call. */
+static PyObject *op_pack(PyObject *module, PyObject *args) {
+    PyObject *self, *positional, *kwargs, *none = Py_None;
+    parsed a;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!O:_op_pack", &self, &PyTuple_Type, &positional, &kwargs)) return NULL;
+    const op_function *f = (op_function *)self;
+    bool is_op = Py_TYPE(self) == (PyTypeObject *)pd_py.Op && kwargs == Py_None && f->mode == PLAIN;
+    if (!is_op || f->has_other_form) return Py_NewRef(none);
+    PyObject *const *items = ((PyTupleObject *)positional)->ob_item, *room[OLD_ARGS];
+    Py_ssize_t n = PyTuple_GET_SIZE(positional);
+    if (f->elementwise && is_of_two(items, n, NULL)) f = (const op_function *)f->elementwise;
+    if (!pd_opcall_allowed(f->def)) return Py_NewRef(none);
+    items = in_new_order(f->def, items, n, room);
+    if (!parse(f, items, n, NULL, &a)) { /* the callee says what is wrong */
+        PyErr_Clear();
+        return Py_NewRef(none);
+    }
+    int there = 0;
+    for (int i = 0; i < a.nin; i++) there += a.in[i] != NULL;
+    if (!there) return Py_NewRef(none);
+    for (int i = 0; i < a.nin; i++)
+        if (a.in[i] && (a.in[i]->requires_grad || a.in[i]->storage->device != &pd_device_cpu ||
+                        !pd_tensor_is_contiguous(a.in[i])))
+            return Py_NewRef(none);
+    return pd_opcall_pack(f->def, a.in, a.nin, a.attrs);
+}
+
 static PyObject *write_out(PyObject *module, PyObject *args) {
     const char *op;
     PyObject *out, *result;
@@ -647,6 +676,8 @@ static PyMethodDef functions[] = {
     {"_set_foreign_operands", set_foreign_operands, METH_O,
      "_set_foreign_operands(function)\n\nfunction(op, a, b) computes an operator of which one operand is neither "
      "tensor nor number, or returns NotImplemented. None: Python raises TypeError, as in PyTorch."},
+    {"_op_pack", op_pack, METH_VARARGS,
+     "_op_pack(function, args, kwargs) -> (bytes, tensors) or None: a call that another process runs without Python."},
     {"_write_out", write_out, METH_VARARGS,
      "_write_out(op, out, result): copies a function's result into the tensor given as out=."},
     {"op_table", op_table, METH_NOARGS,

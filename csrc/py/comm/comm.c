@@ -17,7 +17,7 @@
 static int64_t live[PD_PY_KINDS];
 static const char *const live_names[PD_PY_KINDS] = {
     [PD_PY_SERVER] = "control servers", [PD_PY_HUB] = "hubs", [PD_PY_STORE] = "stores", [PD_PY_SEGMENT] = "segments",
-    [PD_PY_WORK] = "works",             [PD_PY_GROUP] = "groups",
+    [PD_PY_WORK] = "works",             [PD_PY_GROUP] = "groups", [PD_PY_PIPES] = "pipes",
 };
 
 PyObject *pd_py_comm_make(PyTypeObject *type, pd_py_kind kind) {
@@ -54,51 +54,121 @@ int pd_py_comm_type(PyObject *module, PyType_Spec *spec, PyTypeObject **keep) {
 
 /* ---- joining ----------------------------------------------------------------------------------------------------- */
 
-/* The process's link, which the first comm_init makes and which later groups use. The secret can be read only once, so
-   it is kept until a connection has succeeded. */
-static struct {
-    pd_link *link;
-    pd_link *root; /* to the launcher, if survivors went on over a link of their own; it hears of every death */
+/* The jobs that this process is in, by their addresses. Groups and agents that name the same one share its link. */
+struct pd_py_tie {
+    pd_link *link;             /* NULL: free, or left while `server` waits for other ranks to leave */
     pd_control_server *server; /* in a rank 0 without a launcher */
-    int secret_fd; /* the descriptor from which `secret` was read; 0: it was not read */
-    uint8_t secret[PD_SECRET_BYTES];
+    int users;
     char address[4096];
+};
+static pd_py_tie ties[8];
+
+/* The job of the process's groups. The launcher's secret can be read only once, so it is kept until a connection has
+   succeeded. */
+static struct {
+    pd_py_tie *tie;  /* NULL: there is no group yet */
+    pd_py_tie *root; /* to the launcher, if survivors went on over a link of their own; it hears of every death */
+    int secret_fd;   /* the descriptor from which `secret` was read; 0: it was not read */
+    uint8_t secret[PD_SECRET_BYTES];
 } process;
 
-static pd_status process_link(int rank, int world, const char *address, int secret_fd, double timeout) {
-    if (process.link && pd_forked_since(process.link->forks)) process.link = process.root = NULL; /* the parent's */
-    if (strlen(address) >= sizeof process.address)
-        return pd_fail(PD_E_VALUE, "comm_init: an address of %zu characters", strlen(address));
-    bool same = process.link && !strcmp(process.address, address);
-    if (process.link && !(same && process.link->rank == rank && process.link->world == world))
-        return pd_fail(PD_E_VALUE,
-                       "comm_init: this process is already rank %d of %d at %s (expected the same rank, world and "
-                       "address, or comm_leave() first)",
-                       process.link->rank, process.link->world, process.address);
-    if (process.link) return PD_OK;
+static void forget_parents(void) {
+    for (size_t i = 0; i < sizeof ties / sizeof *ties; i++)
+        if (ties[i].link && pd_forked_since(ties[i].link->forks)) {
+            if (process.tie == &ties[i]) process.tie = NULL;
+            if (process.root == &ties[i]) process.root = NULL;
+            ties[i] = (pd_py_tie){0};
+        }
+}
+
+static pd_status join(int rank, int world, const char *address, int secret_fd, double timeout, pd_py_tie *t) {
     if (strstr(address, "://")) {
-        if (process.server)
-            return pd_fail(PD_E_DIST,
-                           "comm_init: this process still hosts the control server of an earlier job, whose ranks have "
-                           "not left (expected all of them to leave first)");
+        for (size_t i = 0; i < sizeof ties / sizeof *ties; i++)
+            if (ties[i].server && !ties[i].link)
+                return pd_fail(PD_E_DIST,
+                               "comm_init: this process still hosts the control server of an earlier job, whose ranks "
+                               "have not left (expected all of them to leave first)");
         uint8_t secret[PD_SHA256_BYTES]; /* survivors of a launcher's job share a secret that only they can compute */
-        if (process.root) pd_hmac(process.root->token, PD_TOKEN_BYTES, address, strlen(address), secret);
-        pd_status status = pd_control_join(address, process.root ? secret : NULL, rank, world, timeout, &pd_py_hooks,
-                                           &process.link, &process.server);
+        const pd_link *root = process.root ? process.root->link : NULL;
+        if (root) pd_hmac(root->token, PD_TOKEN_BYTES, address, strlen(address), secret);
+        pd_status status = pd_control_join(address, root ? secret : NULL, rank, world, timeout, &pd_py_hooks, &t->link,
+                                           &t->server);
         explicit_bzero(secret, sizeof secret);
-        PD_TRY(status);
-        pd_py_listen_usr1(true);
-        snprintf(process.address, sizeof process.address, "%s", address);
-        return PD_OK;
+        return PD_TRAIL(status);
     }
     bool tcp = *address != '@';
     if (!process.secret_fd || process.secret_fd != secret_fd) PD_TRY(pd_control_secret_read(secret_fd, process.secret));
     process.secret_fd = secret_fd;
-    PD_TRY(pd_control_connect(address, process.secret, rank, world, timeout, tcp, &pd_py_hooks, &process.link));
+    PD_TRY(pd_control_connect(address, process.secret, rank, world, timeout, tcp, &pd_py_hooks, &t->link));
     explicit_bzero(process.secret, sizeof process.secret);
     process.secret_fd = 0;
-    snprintf(process.address, sizeof process.address, "%s", address);
+    return PD_OK;
+}
+
+pd_status pd_py_tie_to(int rank, int world, const char *address, int secret_fd, double timeout, pd_py_tie **out) {
+    pd_py_tie *place = NULL;
+    forget_parents();
+    if (strlen(address) >= sizeof place->address)
+        return pd_fail(PD_E_VALUE, "comm_init: an address of %zu characters", strlen(address));
+    for (size_t i = 0; i < sizeof ties / sizeof *ties; i++) {
+        pd_py_tie *t = &ties[i];
+        bool same = t->link && !strcmp(t->address, address);
+        if (same && (t->link->rank != rank || t->link->world != world))
+            return pd_fail(PD_E_VALUE,
+                           "comm_init: this process is already rank %d of %d at %s (expected the same rank and world, "
+                           "or to leave first)",
+                           t->link->rank, t->link->world, address);
+        if (same) {
+            t->users++;
+            *out = t;
+            return PD_OK;
+        }
+        if (!t->link && !t->server) place = t;
+    }
+    if (!place)
+        return pd_fail(PD_E_DIST, "comm_init: this process is in %zu jobs (expected to leave one of them first)",
+                       sizeof ties / sizeof *ties);
+    PD_TRY(join(rank, world, address, secret_fd, timeout, place));
+    snprintf(place->address, sizeof place->address, "%s", address);
+    place->users = 1;
+    *out = place;
     pd_py_listen_usr1(true);
+    return PD_OK;
+}
+
+pd_link *pd_py_tied(const pd_py_tie *t) { return t->link; }
+
+static pd_status drain(pd_py_tie *t, double timeout) {
+    pd_control_server *server = t->server;
+    if (!server) return PD_OK;
+    PD_TRY(pd_control_drain(server, timeout, &pd_py_hooks));
+    t->server = NULL;
+    PD_PY_NO_GIL(pd_control_server_free(server));
+    return PD_OK;
+}
+
+/* After the last user, groups that still use the link fail. */
+pd_status pd_py_untie(pd_py_tie *t, double timeout) {
+    bool in_job = false;
+    if (--t->users > 0) return PD_OK;
+    pd_link *link = t->link;
+    t->link = NULL;
+    PD_PY_NO_GIL(pd_link_close(link));
+    pd_link_release(link);
+    for (size_t i = 0; i < sizeof ties / sizeof *ties; i++) in_job |= ties[i].link != NULL;
+    if (!in_job) pd_py_listen_usr1(false);
+    return drain(t, timeout);
+}
+
+static pd_status process_link(int rank, int world, const char *address, int secret_fd, double timeout) {
+    forget_parents();
+    pd_py_tie *t = process.tie;
+    if (!t) return pd_py_tie_to(rank, world, address, secret_fd, timeout, &process.tie);
+    if (strcmp(t->address, address) || t->link->rank != rank || t->link->world != world)
+        return pd_fail(PD_E_VALUE,
+                       "comm_init: this process is already rank %d of %d at %s (expected the same rank, world and "
+                       "address, or comm_leave() first)",
+                       t->link->rank, t->link->world, t->address);
     return PD_OK;
 }
 
@@ -131,7 +201,7 @@ static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords)
     /* Started by people; or by a launcher, which is there already. */
     if (!said) patience = strstr(address, "://") ? COME : 60;
     pd_status status = process_link(rank, world, address, secret_fd, patience);
-    return status ? pd_py_raise(status) : pd_py_group_over(process.link, &o, tuning);
+    return status ? pd_py_raise(status) : pd_py_group_over(process.tie->link, &o, tuning);
 }
 
 static PyObject *comm_init_hub(PyObject *module, PyObject *args, PyObject *keywords) {
@@ -192,17 +262,9 @@ static PyObject *comm_raised(PyObject *module, PyObject *text) {
     (void)module;
     const char *traceback = PyUnicode_AsUTF8(text);
     if (!traceback) return NULL;
-    if (process.link) pd_link_raised(process.link, traceback);
+    for (size_t i = 0; i < sizeof ties / sizeof *ties; i++)
+        if (ties[i].link) pd_link_raised(ties[i].link, traceback);
     Py_RETURN_NONE;
-}
-
-/* From here on, groups that still use the link fail. */
-static void close_link(pd_link **at) {
-    pd_link *link = *at;
-    *at = NULL;
-    if (!link) return;
-    PD_PY_NO_GIL(pd_link_close(link));
-    pd_link_release(link);
 }
 
 static PyObject *comm_leave(PyObject *module, PyObject *args, PyObject *keywords) {
@@ -214,20 +276,21 @@ static PyObject *comm_leave(PyObject *module, PyObject *args, PyObject *keywords
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "|Op:comm_leave", names, &seconds, &keep) ||
         !pd_py_seconds(seconds, pd_flags_get()->TIMEOUT, &timeout))
         return NULL;
-    if (process.link) pd_py_listen_usr1(false);
-    if (process.link && keep && !process.root && !strstr(process.address, "://")) {
-        process.root = process.link;
-        process.link = NULL;
+    pd_py_tie *tie = process.tie, *root = process.root;
+    process.tie = NULL;
+    if (tie && keep && !root && !strstr(tie->address, "://")) {
+        process.root = tie;
+        Py_RETURN_NONE;
     }
-    close_link(&process.link);
-    if (!keep) close_link(&process.root);
-    pd_control_server *server = process.server;
-    if (!server) Py_RETURN_NONE;
-    pd_status status = pd_control_drain(server, timeout, &pd_py_hooks);
-    if (status) return pd_py_raise(status);
-    process.server = NULL;
-    PD_PY_NO_GIL(pd_control_server_free(server));
-    Py_RETURN_NONE;
+    pd_status status = PD_OK;
+    if (tie) status = pd_py_untie(tie, timeout);
+    if (root && !keep) {
+        process.root = NULL;
+        PD_THEN(pd_py_untie(root, timeout));
+    }
+    for (size_t i = 0; i < sizeof ties / sizeof *ties; i++) /* those that did not end in time before */
+        if (!ties[i].link) PD_THEN(drain(&ties[i], timeout));
+    return pd_py_none_or(status);
 }
 
 static PyObject *commit_decide(PyObject *module, PyObject *args) {
@@ -314,6 +377,7 @@ int pd_py_comm_counts(PyObject *held, PyObject *cached) {
 int pd_py_add_comm(PyObject *module) {
     pd_py_sites_package(module);
     if (pd_py_add_control(module)) return -1;
-    if (pd_py_add_work(module) || pd_py_add_group(module) || pd_py_add_blocks(module)) return -1;
+    if (pd_py_add_pipes(module) || pd_py_add_work(module)) return -1;
+    if (pd_py_add_group(module) || pd_py_add_blocks(module)) return -1;
     return PyModule_AddFunctions(module, functions);
 }

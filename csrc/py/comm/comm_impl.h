@@ -118,7 +118,7 @@ int pd_py_add_blocks(PyObject *module);
 
 /* ---- comm.c: objects are counted while users hold them ---- */
 typedef enum pd_py_kind {
-    PD_PY_SERVER, PD_PY_HUB, PD_PY_STORE, PD_PY_SEGMENT, PD_PY_WORK, PD_PY_GROUP, PD_PY_KINDS
+    PD_PY_SERVER, PD_PY_HUB, PD_PY_STORE, PD_PY_SEGMENT, PD_PY_WORK, PD_PY_GROUP, PD_PY_PIPES, PD_PY_KINDS
 } pd_py_kind;
 
 PyObject *pd_py_comm_make(PyTypeObject *type, pd_py_kind kind);
@@ -130,6 +130,14 @@ PyObject *pd_py_none_or(pd_status status);
     {.name = "pydist._C." n, .basicsize = sizeof(T), .slots = slots_,                \
      .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | (more)}
 int pd_py_comm_type(PyObject *module, PyType_Spec *spec, PyTypeObject **keep);
+/* A job that this process is in, by its address; several users may share it. */
+typedef struct pd_py_tie pd_py_tie;
+pd_status pd_py_tie_to(int rank, int world, const char *address, int secret_fd, double timeout, pd_py_tie **out);
+pd_link *pd_py_tied(const pd_py_tie *t); /* [borrowed] */
+/* The last user leaves the job. A rank 0 that hosts the control server waits until the others have left, `timeout`
+   seconds at most (PD_E_TIMEOUT names those that have not). */
+pd_status pd_py_untie(pd_py_tie *t, double timeout);
+int pd_py_add_pipes(PyObject *module);
 
 #define PD_PY_NO_GIL(call)                            \
     do {                                              \
