@@ -197,6 +197,12 @@ static pd_status run_node(pd_run *r, uint32_t index) {
         if (g[i]) pd_tensor_retain(r->b->out[k] = g[i]);
     }
     if (n->nin > 8) PD_TRY(pd_calloc((size_t)n->nin * sizeof *gin, "backward", &gin));
+    if (!any && n->kind->always) {
+        pd_tensor **none;
+        PD_TRY(pd_run_slot(e, 0, &none));
+        g = pd_run_grads(e);
+        any = true;
+    }
     pd_status status = any ? call_node(r, e, g, gin) : PD_OK;
     /* Free gradients that have been used before new ones are made. */
     for (int i = 0; g && i < n->nout; i++) {

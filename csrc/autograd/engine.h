@@ -28,8 +28,9 @@ typedef struct pd_backward {
     bool accumulate;          /* with inputs, which are leaves: accumulate into these instead */
     pd_tensor **out;          /* [new] for each input; NULL: not reached */
     bool fed;                 /* pd_run_discover and pd_run_feed will be called; not with create_graph */
-    /* NULL, or a function that gets each leaf's final gradient in the place of its .grad. It is not called for leaves
-       with an owner (destination.h). The leaf's gradient hooks have run before; the hooks after .grad do not run. */
+    /* NULL, or a function that gets each leaf's final gradient in the place of its .grad, in memory that nobody else
+       holds. It is not called for leaves with an owner (destination.h). The leaf's gradient hooks have run before; the
+       hooks after .grad do not run. */
     pd_status (*sink)(void *ctx, pd_tensor *leaf, pd_tensor *grad);
     void *sink_ctx;
 } pd_backward;
@@ -80,6 +81,9 @@ pd_status pd_run_discover(pd_run *r, pd_node *node);
 pd_status pd_run_feed(pd_run *r, pd_node *node, int index, pd_tensor *g);
 /* Runs all nodes that are ready, and those that become ready. */
 pd_status pd_run_turn(pd_run *r);
+/* [borrowed from r] number i, below r->count, of what the run reaches, in the order in which it was found: a node, or
+   NULL and a leaf. */
+pd_node *pd_run_reached(const pd_run *r, size_t i, pd_tensor **leaf);
 /* Whether a turn was made, all gradients were fed, and no node is ready. */
 bool pd_run_is_done(const pd_run *r);
 /* Ends the run in every case and frees what it kept. No thread may be in it. status: the failure so far, which is

@@ -46,6 +46,11 @@ static bool is_alone(const pd_tensor *g) {
     return g->base->refs == 1 && g->storage->refs == 2 && g->numel == g->base->numel;
 }
 
+/* [new] g in memory that nobody else holds: no copy if that is so already. */
+static pd_status apart(pd_tensor *g, pd_tensor **out) {
+    return is_alone(g) ? pd_tensor_alias(g, false, out) : pd_engine.clone(g, out);
+}
+
 /* [new] the tensor that becomes .grad of a leaf that has none. */
 static pd_status first_grad(const pd_meta *m, pd_tensor *g, pd_tensor **out) {
     pd_tensor *view = m->destination.view;
@@ -55,8 +60,7 @@ static pd_status first_grad(const pd_meta *m, pd_tensor *g, pd_tensor **out) {
         pd_tensor_retain(*out = view);
         return PD_OK;
     }
-    /* Nobody else holds it: no copy. Else a copy, so that .grad shares memory with nothing. */
-    return is_alone(g) ? pd_tensor_alias(g, false, out) : pd_engine.clone(g, out);
+    return apart(g, out);
 }
 
 static bool alike(const pd_tensor *a, const pd_tensor *b) {
@@ -123,6 +127,15 @@ pd_status pd_leaf_accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
     return status;
 }
 
+static pd_status call_sink(const pd_backward *b, pd_tensor *leaf, pd_tensor *g) {
+    pd_tensor *own;
+    PD_TRY(check_gradient("a leaf", leaf, g));
+    PD_TRY(apart(g, &own));
+    pd_status status = b->sink(b->sink_ctx, leaf, own);
+    pd_tensor_release(own);
+    return status;
+}
+
 pd_status pd_run_finish_leaf(pd_run *r, entry *e) {
     const pd_backward *b = r->b;
     pd_tensor *leaf = e->leaf;
@@ -139,7 +152,7 @@ pd_status pd_run_finish_leaf(pd_run *r, entry *e) {
             if (!b->accumulate) pd_tensor_retain(b->out[k] = e->one);
         if (!b->accumulate || e->first_capture < 0) return PD_OK;
     }
-    if (b->sink && !(leaf->meta && leaf->meta->destination.owner)) return b->sink(b->sink_ctx, leaf, e->one);
+    if (b->sink && !(leaf->meta && leaf->meta->destination.owner)) return call_sink(b, leaf, e->one);
     PD_TRY(pd_leaf_accumulate(leaf, e->one, b->create_graph));
     pd_tensor_release(e->one);
     e->one = NULL;

@@ -45,6 +45,11 @@ pd_status pd_run_find_or_add(pd_run *r, pd_node *node, pd_tensor *leaf, uint32_t
     return PD_OK;
 }
 
+pd_node *pd_run_reached(const pd_run *r, size_t i, pd_tensor **leaf) {
+    *leaf = r->entries[i].leaf;
+    return r->entries[i].node;
+}
+
 /* ---- discovery --------------------------------------------------------------------------------------------------- */
 
 static pd_status has_run(const entry *e) {

@@ -60,6 +60,7 @@ typedef struct pd_node_kind {
     void (*run)(struct pd_vjp *v);
     void (*drop)(struct pd_node *n);     /* frees `extra`; NULL: nothing to free */
     struct pd_node *(*inner)(const struct pd_node *n); /* [borrowed] a node that `extra` holds; NULL: none */
+    bool always;                         /* run is called also if no gradient has come */
 } pd_node_kind;
 
 typedef struct pd_node {

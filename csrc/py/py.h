@@ -155,6 +155,7 @@ PyObject *pd_py_tensor_backward(PyObject *self, PyObject *args, PyObject *kwargs
 PyObject *pd_py_register_hook(PyObject *self, PyObject *fn);
 PyObject *pd_py_register_post_hook(PyObject *self, PyObject *fn);
 PyObject *pd_py_node(pd_node *n); /* None for NULL */
+pd_node *pd_py_node_of(PyObject *o); /* [borrowed from o] NULL if o is no node */
 /* A closure that calls a Python function with one wrapped argument. It retains fn. */
 pd_closure pd_py_closure(PyObject *fn, pd_status (*call)(void *ctx, void *arg));
 

@@ -140,6 +140,8 @@ PyObject *pd_py_node(pd_node *n) {
     return (PyObject *)o;
 }
 
+pd_node *pd_py_node_of(PyObject *o) { return (PyObject *)Py_TYPE(o) == pd_py.Node ? ((pynode *)o)->n : NULL; }
+
 static int node_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     return pd_py_visit_node(((pynode *)self)->n, &((pynode *)self)->pass, visit, arg);

@@ -1,5 +1,8 @@
-/* Fed runs of backward (autograd/engine.h), for tests; nothing else opens one yet. */
+/* Fed runs of backward (autograd/engine.h), and the nodes where a graph leaves the process and comes in again
+   (autograd/remote.h): what pydist/distributed/autograd is made of. */
+#include "autograd/autocast.h"
 #include "autograd/engine.h"
+#include "autograd/remote.h"
 #include "base/mem.h"
 #include "py/py.h"
 
@@ -10,6 +13,7 @@ typedef struct held {
     pd_backward b;
     PyObject *tensors, *grads, *sink; /* [strong] */
     pd_tensor **roots, **root_grads;
+    size_t shown; /* nodes of the run that run_reached has seen */
     bool open;
 } held;
 
@@ -81,10 +85,13 @@ static held *open_run(PyObject *capsule) {
     return NULL;
 }
 
-/* [borrowed] the node that made the tensor; *index: which output it is. */
+/* [borrowed] a send node, of which *index stays as it is, or the node that made a tensor; *index: which output it
+   is. */
 static pd_node *node_of(PyObject *o, int *index) {
+    pd_node *node = pd_py_node_of(o);
+    if (node && pd_node_is_send(node)) return node;
     pd_tensor *t = pd_py_expect_tensor(o, "run", "tensor");
-    pd_node *node = NULL;
+    node = NULL;
     pd_status status = t ? pd_tensor_history(t, &node, index) : PD_OK;
     if (status) pd_py_raise(status);
     else if (t && !node)
@@ -105,21 +112,34 @@ static PyObject *run_discover(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* A gradient is like the tensor that it belongs to, of which a send node has kept what its edge says. */
+static pd_status fits(PyObject *tensor, const pd_node *node, int index, const pd_tensor *g) {
+    const pd_tensor *t = tensor ? pd_py_tensor(tensor) : NULL;
+    const pd_edge *e = t ? NULL : &node->edges[index];
+    int dtype = t ? t->dtype : e->dtype, device = t ? t->storage->device->index : e->device;
+    int ndim = t ? t->ndim : e->ndim;
+    const int64_t *size = t ? t->size : e->size;
+    if (g->dtype == dtype && g->storage->device->index == device && pd_shape_equal(g->ndim, g->size, ndim, size))
+        return PD_OK;
+    return pd_fail(PD_E_SHAPE,
+                   "run: the gradient is %s of shape %s, the tensor %s of shape %s (expected the same shape, dtype and "
+                   "device)",
+                   pd_dtype_name((pd_dtype)g->dtype), pd_tensor_shape(g), pd_dtype_name((pd_dtype)dtype),
+                   pd_shape_text(ndim, size));
+}
+
 static PyObject *run_feed(PyObject *module, PyObject *args) {
     PyObject *capsule, *tensor, *grad;
     held *h;
     pd_node *node;
-    pd_tensor *t, *g = NULL;
-    int index;
+    pd_tensor *g = NULL;
+    int index = 0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOO:_run_feed", &capsule, &tensor, &grad) || !(h = open_run(capsule)) ||
+    if (!PyArg_ParseTuple(args, "OOO|i:_run_feed", &capsule, &tensor, &grad, &index) || !(h = open_run(capsule)) ||
         !(node = node_of(tensor, &index)) || (grad != Py_None && !(g = pd_py_expect_tensor(grad, "run", "grad"))))
         return NULL;
-    t = pd_py_tensor(tensor);
-    if (g && !(g->dtype == t->dtype && g->storage->device == t->storage->device && pd_tensor_same_shape(g, t)))
-        return pd_py_raise(pd_fail(
-            PD_E_SHAPE, "run: the gradient has shape %s, the tensor %s (expected the same shape, dtype and device)",
-            pd_tensor_shape(g), pd_tensor_shape(t)));
+    PD_PY_TRY(g && index >= 0 && index < node->nout ? fits(pd_py_is_tensor(tensor) ? tensor : NULL, node, index, g)
+                                                    : PD_OK);
     PD_PY_TRY(pd_run_feed(&h->run, node, index, g));
     Py_RETURN_NONE;
 }
@@ -148,7 +168,134 @@ static PyObject *run_close(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* ---- the nodes at the border ------------------------------------------------------------------------------------- */
+
+/* A list, or None. */
+static PyObject *functions_behind(const pd_node *node) {
+    const pd_node *found[64];
+    int n = pd_node_leads_to(node, found, 64);
+    PyObject *list = n < 0 ? Py_NewRef(Py_None) : PyList_New(n);
+    for (int i = 0; list && i < n; i++) PyList_SET_ITEM(list, i, Py_NewRef(pd_node_delivers(found[i])->ctx));
+    return list;
+}
+
+static PyObject *rpc_send(PyObject *module, PyObject *tensors) {
+    PyObject *seq;
+    pd_tensor **t;
+    Py_ssize_t n;
+    pd_node *node;
+    (void)module;
+    if (!pd_py_tensors(tensors, "send", "tensors", &seq, &t, &n)) return NULL;
+    pd_status status = pd_node_send(t, (int)n, &node);
+    pd_free(t);
+    Py_DECREF(seq);
+    if (status) return pd_py_raise(status);
+    PyObject *o = pd_py_node(node), *behind = o ? functions_behind(node) : NULL;
+    pd_node_release(node);
+    if (behind) return Py_BuildValue("NN", o, behind);
+    Py_XDECREF(o);
+    return NULL;
+}
+
+/* Calls the function of a recv node with the gradients that have come. */
+static bool deliver_all(PyObject *fn, const pd_vjp *v) {
+    int n = v->node->nout;
+    PyObject *args = PyTuple_New(n), *result = NULL;
+    bool ok = args;
+    for (int i = 0; ok && i < n; i++) {
+        pd_tensor *own = NULL;
+        pd_status status = v->g[i] ? pd_tensor_apart(v->g[i], false, &own) : PD_OK;
+        PyObject *g = status ? pd_py_raise(status) : own ? pd_py_wrap_new(own) : Py_NewRef(Py_None);
+        if ((ok = g)) PyTuple_SET_ITEM(args, i, g);
+    }
+    if (ok) ok = (result = PyObject_CallObject(fn, args));
+    Py_XDECREF(result);
+    Py_XDECREF(args);
+    return ok;
+}
+
+static pd_status deliver(void *fn, void *vjp) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    bool mode = pd_grad_mode;
+    pd_autocast_state autocast = pd_autocast;
+    pd_status status = deliver_all(fn, vjp) ? PD_OK : pd_py_caught();
+    pd_grad_mode = mode;
+    pd_autocast = autocast;
+    PyGILState_Release(gil);
+    return status;
+}
+
+static PyObject *rpc_recv(PyObject *module, PyObject *args) {
+    PyObject *tensors, *fn, *seq;
+    pd_tensor **t;
+    Py_ssize_t n;
+    pd_node *node;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:_rpc_recv", &tensors, &fn) ||
+        !pd_py_tensors(tensors, "recv", "tensors", &seq, &t, &n))
+        return NULL;
+    pd_status status = pd_node_recv(t, (int)n, pd_py_closure(fn, deliver), &node);
+    pd_free(t);
+    Py_DECREF(seq);
+    if (status) return pd_py_raise(status);
+    PyObject *o = pd_py_node(node);
+    pd_node_release(node);
+    return o;
+}
+
+static PyObject *run_reached(PyObject *module, PyObject *capsule) {
+    held *h = open_run(capsule);
+    PyObject *found = h ? PyList_New(0) : NULL;
+    (void)module;
+    for (; found && h->shown < h->run.count; h->shown++) {
+        pd_tensor *leaf;
+        const pd_node *n = pd_run_reached(&h->run, h->shown, &leaf);
+        const pd_closure *c = n ? pd_node_delivers(n) : NULL;
+        if (c && PyList_Append(found, c->ctx)) Py_CLEAR(found);
+    }
+    return found;
+}
+
+static const char *owner_of(const pd_tensor *t) {
+    const pd_grad_owner *owner = t->meta ? t->meta->destination.owner : NULL;
+    return owner ? owner->name : NULL;
+}
+
+static PyObject *run_owned(PyObject *module, PyObject *capsule) {
+    held *h = open_run(capsule);
+    PyObject *found = h ? PyList_New(0) : NULL;
+    (void)module;
+    for (size_t i = 0; found && i < h->run.count; i++) {
+        pd_tensor *leaf;
+        if (pd_run_reached(&h->run, i, &leaf) || !owner_of(leaf)) continue;
+        PyObject *o = pd_py_wrap(leaf);
+        if (!o || PyList_Append(found, o)) Py_CLEAR(found);
+        Py_XDECREF(o);
+    }
+    return found;
+}
+
+static PyObject *grad_owner(PyObject *module, PyObject *tensor) {
+    (void)module;
+    if (!pd_py_expect_tensor(tensor, "grad_owner", "tensor")) return NULL;
+    const char *name = owner_of(pd_py_tensor(tensor));
+    return name ? PyUnicode_FromString(name) : Py_NewRef(Py_None);
+}
+
 static PyMethodDef functions[] = {
+    {"_rpc_send", rpc_send, METH_O,
+     "_rpc_send(tensors) -> (node, list): the node of tensors that are sent to another process; _run_discover and "
+     "_run_feed take it in the place of a tensor. The list: the functions of the recv nodes to which it leads; None if "
+     "there are many, or if it would take long to find them."},
+    {"_rpc_recv", rpc_recv, METH_VARARGS,
+     "_rpc_recv(tensors, function) -> node: gives received tensors, which have no history, this node. Backward calls "
+     "function(*gradients), in which None stands for one that did not come."},
+    {"_run_reached", run_reached, METH_O,
+     "_run_reached(run) -> list: the functions of the recv nodes that the run has reached since the last call."},
+    {"_run_owned", run_owned, METH_O,
+     "_run_owned(run) -> list: the leaves of the run whose gradients an owner gets in the place of the sink."},
+    {"_grad_owner", grad_owner, METH_O,
+     "_grad_owner(tensor) -> str or None: who looks after a leaf's .grad, such as DistributedDataParallel."},
     {"_run_open", (PyCFunction)(void (*)(void))run_open, METH_VARARGS | METH_KEYWORDS,
      "_run_open(tensors, grads, sink=None, retain_graph=False, fed=True) -> run: starts a backward that goes on in "
      "turns; sink(leaf, grad) is called in the place of adding to .grad."},
@@ -156,7 +303,8 @@ static PyMethodDef functions[] = {
      "_run_discover(run, tensor): announces the node that made the tensor; _run_feed will give a gradient for each "
      "output of that node."},
     {"_run_feed", run_feed, METH_VARARGS,
-     "_run_feed(run, tensor, grad): gives the run the tensor's gradient from outside (None: there is none)."},
+     "_run_feed(run, tensor, grad, index=0): gives the run the tensor's gradient from outside (None: there is none). "
+     "index: which tensor of a send node."},
     {"_run_turn", run_turn, METH_O,
      "_run_turn(run) -> bool: runs all nodes that are ready; True when the run is done."},
     {"_run_close", run_close, METH_VARARGS,
