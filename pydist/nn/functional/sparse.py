@@ -1,5 +1,7 @@
 """Rows of tables by their indices."""
 
+import warnings
+
 from pydist import _C
 from pydist._functions.select import searchsorted
 from pydist._grad_mode import no_grad
@@ -45,7 +47,15 @@ def embedding_bag(
     padding_idx=None,
 ):
     """The "mean", "sum" or "max" of the rows of weight in each bag of indices: a row of input[bags, n], or the part of
-    the vector input between two offsets. Empty bags give zeros; padding_idx does not count. See nn.EmbeddingBag."""
+    the vector input between two offsets. Empty bags give zeros; padding_idx does not count. Gradients are dense, even
+    with `sparse`. The older order (weight, input, ...) works, too, with a warning. See nn.EmbeddingBag."""
+    if weight.dtype in (_C.int64, _C.int32) and input.is_floating_point():
+        warnings.warn(
+            "embedding_bag: got (weight, input, ...), the order of older versions of PyTorch (expected (input, weight, "
+            "...))",
+            stacklevel=2,
+        )
+        input, weight = weight, input
     if mode not in ("mean", "sum", "max"):
         raise ValueError(f"embedding_bag: mode has to be one of sum, mean or max, got {mode!r}")
     if per_sample_weights is not None and mode != "sum":
