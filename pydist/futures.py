@@ -20,6 +20,8 @@ class Future:
     (42, True)
     """
 
+    _comes = False  # whether it is completed without anybody waiting for it, though it can be driven
+
     def __init__(self, *, devices=None):
         """devices: accepted, and ignored on CPUs."""
         self._changed = threading.Condition(threading.RLock())
@@ -71,7 +73,10 @@ class Future:
     def _set(self, value, error):
         with self._changed:
             if self._done:
-                raise RuntimeError("set_result: the future is done already (expected a future without a result)")
+                raise RuntimeError(
+                    "Future can only be marked completed once: the future is done already (expected a future without a "
+                    "result)"
+                )
             self._value, self._error, self._done = value, error, True
             self._drive = self._ready = None
             callbacks, self._callbacks = self._callbacks, []
@@ -102,9 +107,14 @@ class Future:
 
     def then(self, callback):
         """Returns a new future. When this one is done, callback(self) is called, and its result or exception completes
-        the new future."""
+        the new future. Raises TypeError if `callback` is not callable."""
+        if not callable(callback):
+            raise TypeError(
+                f"then: incompatible function arguments. callback is {type(callback).__name__} (expected a function of the "
+                "future)"
+            )
         following = Future()
-        following._drive, following._ready = self._settle, self.done
+        following._drive, following._ready, following._comes = self._settle, self.done, self._comes
 
         def run(future):
             try:
@@ -116,6 +126,12 @@ class Future:
 
         self._when_done(run)
         return following
+
+    def __reduce_ex__(self, protocol):
+        raise RuntimeError("Can not pickle torch.futures.Future (expected its value)")
+
+    def __class_getitem__(cls, item):
+        return cls  # Future[Tensor], as annotations write it
 
     def _settle(self):
         """Waits, but does not raise the exception that was set."""
@@ -180,5 +196,29 @@ def collect_all(futures):
 
 
 def wait_all(futures):
-    """The list of the values of all futures. Raises the exception of the first future, in list order, that has one."""
+    """The list of the values of all futures. Raises the exception of the first future, in list order, that has one; if
+    all of them come by themselves, as those of rpc do, it raises the first one that comes, without waiting for others."""
+    futures = list(futures)
+    if all(future._drive is None or future._comes for future in futures):
+        _wait_for_first_error(futures)
     return [future.wait() for future in collect_all(futures).wait()]
+
+
+def _wait_for_first_error(futures):
+    """Returns when all futures are done, and raises the first exception that one of them has."""
+    left, changed, errors = [len(futures)], threading.Condition(), []
+
+    def note(future):
+        with changed:
+            left[0] -= 1
+            if future._error is not None:
+                errors.append(future._error)
+            changed.notify_all()
+
+    for future in futures:
+        future._when_done(note)
+    with changed:
+        while left[0] and not errors:
+            changed.wait()
+    if errors:
+        raise errors[0]
