@@ -43,6 +43,8 @@ OTHERS = {
         "PYDIST_ON_FAILURE": "what `--on-failure` says; keep: Keras' `fit` goes on with the survivors of a death",
         "PYDIST_SNAPSHOTS": "the folder in memory for snapshots (`CheckpointManager(memory_every=)`); the launcher sets it",
         "PYDIST_SNAPSHOTS_DIR": "where the launcher makes that folder; without it, in `/dev/shm`",
+        "PYDIST_RPC_ARENA": "MiB of shared memory for the tensors of `pydist.distributed.rpc`'s calls; default 256",
+        "PYDIST_RPC_ALLOW": "what other workers may call, as `rpc.allow` takes it, parted by commas; default: everything",
         "PYDIST_MEETING": "where the processes of `multiprocessing.spawn` meet; set by it",
         "OMPI_COMM_WORLD_RANK": "Open MPI's RANK; so are the variables below, of Open MPI, MPICH and Slurm",
         "OMPI_COMM_WORLD_SIZE": "Open MPI's WORLD_SIZE",

@@ -131,10 +131,15 @@ __all__ = [
 ]
 
 
+_ROOMS = {
+    "algorithms", "autograd", "distributed_c10d", "member", "nn", "optim", "rpc", "symmetric_memory", "tensor", "threads",
+}  # fmt: skip
+
+
 def __getattr__(name):
     from importlib import import_module
 
-    if name in ("algorithms", "distributed_c10d", "member", "nn", "optim", "symmetric_memory", "tensor", "threads"):
+    if name in _ROOMS:
         return import_module(f"pydist.distributed.{name}")
     if name in _HOME:
         return getattr(import_module(f"pydist.distributed.{_HOME[name]}"), name)

@@ -15,8 +15,8 @@ from threading import current_thread, main_thread
 from time import monotonic
 
 from pydist import _C
+from pydist._by_value import Carried, main_is_lost
 from pydist._launch.traces import is_peer_failed
-from pydist.multiprocessing._by_value import Carried, main_is_lost
 
 _GRACE = 1.0  # s to wait for the rank that caused others to fail
 _GRACE_TERM = 0.5  # s between SIGTERM and SIGKILL

@@ -14,10 +14,10 @@ from contextlib import suppress
 from importlib import util
 
 from pydist import _C, distributed
+from pydist._by_value import _Pickler
 from pydist._launch.options import RANKS_MAX
 from pydist.distributed import threads
 from pydist.distributed._group.process_group import lend_process_group
-from pydist.multiprocessing._by_value import _Pickler
 from pydist.multiprocessing.spawn import _Report, _become_child, _start
 
 _GRACE = 0.5  # s for ranks whose group was ended to say where they are

@@ -1,5 +1,9 @@
-"""Optimizers of several ranks. pydist has `PostLocalSGDOptimizer`; the others exist so that programs which ask
-`isinstance(x, ZeroRedundancyOptimizer)` run, and using them raises NotImplementedError.
+"""Optimizers of several ranks or workers.
+
+`DistributedOptimizer` steps parameters of other workers with the gradients of distributed autograd, or averages the
+gradients of a local optimizer over the ranks. `PostLocalSGDOptimizer` averages models. `as_functional_optim` gives an
+optimizer its gradients by hand. `ZeroRedundancyOptimizer` is there for programs that ask
+`isinstance(x, ZeroRedundancyOptimizer)`.
 
 >>> import pydist
 >>> from pydist.distributed.optim import ZeroRedundancyOptimizer
@@ -7,106 +11,24 @@
 False
 """
 
-import warnings
-
 from pydist._names import also_named
-from pydist.optim.optimizer import Optimizer
+from pydist.distributed.optim.apply_optimizer_in_backward import (
+    _apply_optimizer_in_backward,
+    _get_in_backward_optimizers,
+)
+from pydist.distributed.optim.functional import as_functional_optim, register_functional_optim
+from pydist.distributed.optim.optimizer import DistributedAdam, DistributedOptimizer, DistributedSGD
+from pydist.distributed.optim.post_local_sgd import PostLocalSGDOptimizer
+from pydist.distributed.optim.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
-__all__ = ["DistributedOptimizer", "PostLocalSGDOptimizer", "ZeroRedundancyOptimizer", "as_functional_optim"]
+__all__ = [
+    "DistributedAdam",
+    "DistributedOptimizer",
+    "DistributedSGD",
+    "PostLocalSGDOptimizer",
+    "ZeroRedundancyOptimizer",
+    "as_functional_optim",
+    "register_functional_optim",
+]
 
-
-def _none(name, why, instead):
-    raise NotImplementedError(f"distributed.optim.{name}: {why} (expected {instead})")
-
-
-class ZeroRedundancyOptimizer:
-    """An optimizer whose state is spread over the ranks. pydist never makes one."""
-
-    def __init__(self, params, optimizer_class, process_group=None, parameters_as_bucket_view=False, **options):
-        _none(
-            "ZeroRedundancyOptimizer", "pydist does not spread an optimizer's state yet", "the optimizer on each rank"
-        )
-
-
-class DistributedOptimizer:
-    """An optimizer of parameters that other processes have. pydist never makes one."""
-
-    def __init__(self, optimizer_class, params_rref, *args, **kwargs):
-        _none("DistributedOptimizer", "pydist has no rpc yet", "DistributedDataParallel and an optimizer on each rank")
-
-
-def as_functional_optim(optim_cls, *args, **kwargs):
-    """Raises NotImplementedError."""
-    _none("as_functional_optim", "pydist's optimizers keep their parameters", "the optimizer itself")
-
-
-def _apply_optimizer_in_backward(optimizer_class, params, optimizer_kwargs, register_hook=True):
-    """Raises NotImplementedError."""
-    _none("_apply_optimizer_in_backward", "not there", "an optimizer's step in register_post_accumulate_grad_hook")
-
-
-def _get_in_backward_optimizers(module):
-    """The optimizers that _apply_optimizer_in_backward has made: none."""
-    return []
-
-
-class PostLocalSGDOptimizer(Optimizer):
-    """Makes the steps of `optim`, and after each calls `averager.average_parameters`, which brings the ranks' models together
-    from time to time. Groups and state are those of `optim`.
-
-    >>> import pydist
-    >>> from pydist.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-    >>> local = pydist.optim.SGD(pydist.nn.Linear(2, 1).parameters(), lr=0.1)
-    >>> optimizer = PostLocalSGDOptimizer(local, PeriodicModelAverager(period=4, warmup_steps=100))
-    >>> optimizer.step()
-    >>> optimizer.state_dict()["step"]
-    1
-    """
-
-    def __init__(self, optim, averager):
-        self._make_private()
-        self.optim, self.averager = optim, averager
-
-    @property
-    def param_groups(self):
-        return self.optim.param_groups
-
-    @property
-    def state(self):
-        return self.optim.state
-
-    @property
-    def defaults(self):
-        return self.optim.defaults
-
-    def __repr__(self):
-        return repr(self.optim)
-
-    def state_dict(self):
-        """That of `optim`, and "step": how many steps the averager has counted."""
-        return {**self.optim.state_dict(), "step": self.averager.step}
-
-    def load_state_dict(self, state_dict):
-        """Takes the state, and the averager's step; without one the averager begins at 0, with a warning."""
-        self.optim.load_state_dict(state_dict)
-        if "step" not in state_dict:
-            warnings.warn(
-                "Loaded state dict does not contain a step counter for an averager: it is 0 now", stacklevel=2
-            )
-        self.averager.step = state_dict.get("step", 0)
-
-    def step(self):
-        """One step of `optim`, and an average if it is time."""
-        self.optim.step()
-        self.averager.average_parameters(self.param_groups)
-
-    def zero_grad(self, set_to_none=True):
-        """That of `optim`."""
-        self.optim.zero_grad(set_to_none)
-
-    def add_param_group(self, param_group):
-        """That of `optim`."""
-        self.optim.add_param_group(param_group)
-
-
-also_named(__name__, post_localSGD_optimizer="", zero_redundancy_optimizer="")
+also_named(__name__, post_localSGD_optimizer="post_local_sgd", utils="functional")

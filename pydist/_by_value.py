@@ -14,13 +14,19 @@ import sys
 from importlib import import_module
 from types import CellType, CodeType, FunctionType, ModuleType
 
+_files = {}  # path of a `__main__` -> whether it is a file
 _NOT_COPIED = ("__dict__", "__weakref__", "__module__", "__doc__", "__qualname__")
 
 
 def main_is_lost():
     """Whether a fresh interpreter cannot import this process's `__main__`."""
     main = sys.modules["__main__"]
-    return getattr(main, "__spec__", None) is None and not os.path.isfile(getattr(main, "__file__", None) or "")
+    if getattr(main, "__spec__", None) is not None:
+        return False
+    path = getattr(main, "__file__", None) or ""
+    if path not in _files:
+        _files[path] = os.path.isfile(path)
+    return not _files[path]
 
 
 def _is_importable(obj):

@@ -1,0 +1,1 @@
+"""PyTorch's name for the room of `RemoteModule`."""

@@ -1,0 +1,707 @@
+"""The agent: one for each worker process. It sends calls, answers those of others, and knows who is there.
+
+Who does what. Messages come and go through pipes (`_C.Pipes`, csrc/comm/pipe), which have no threads. The pool's threads
+take the next message of anybody; at least one of them is always ready to do so, since a thread that begins to run a
+call starts another one if it is the last. A thread that waits for an answer reads the messages of that worker itself,
+which saves a change of threads. What must happen in the order in which a worker has sent its messages (counting
+references) is done before the worker's next message may be taken (`resume`); a call then runs in any order.
+
+Nothing is sent by a thread that has a worker's turn, as two workers that wait for each other's full sockets would wait
+for ever. What has to be sent goes to the outbox, which keeps its order, and leaves after the turn.
+"""
+
+import collections
+import contextlib
+import os
+import re
+import struct
+import sys
+import threading
+import time
+
+from pydist import _C
+from pydist.distributed.rpc import _pickling
+from pydist.distributed.rpc._errors import RpcTimeout, pack_error, unpack_error
+from pydist.futures import Future
+
+__all__ = ["Agent", "WorkerInfo", "current"]
+
+# kinds of messages
+CALL, REQUEST, REMOTE, ANSWER, ERROR, DROP, FORK, FORK_OK, CHILD_OK, DELETE, FLUSHED = range(1, 12)
+OPCALL, OPRESULT = 12, 13  # a call of an op, which the callee's pipes run without Python; if they could not answer it
+GONE = 0xFF00  # the pipes' own: a worker is gone
+
+_HEAD = struct.Struct("<QQHH")  # autograd's context and message; flags of tensors, references
+_REFERENCE = struct.Struct("<IQQ")  # owner, id, fork (0: none, it goes to the owner)
+_SLICE = 0.05  # seconds that a wait for one worker lasts, before it looks for signals and time limits
+_IDLE = 1.0  # seconds that an idle thread sleeps at most, before it looks for calls whose time is over
+_SPARE = 256  # threads beyond 16 times num_worker_threads, for calls that wait
+
+_Op = type(_C.add)  # the class of the engine's functions
+_agent = None
+_here = threading.local()  # .pool: this thread belongs to an agent's pool; .counted: it runs a call that counts
+
+
+def check_name(name):
+    """Raises an error unless `name` can be a worker's."""
+    if not isinstance(name, str):
+        raise TypeError(f"rpc: the worker's name is {name!r} (expected a str)")
+    if not name:
+        raise RuntimeError("Worker name must be non-empty (expected a name)")
+    if len(name) >= 128:
+        raise RuntimeError(f"Worker name must be shorter than 128 characters; got {len(name)} (expected fewer)")
+    if not re.fullmatch(r"[A-Za-z0-9\-_:]*", name) or name.isdigit():
+        raise RuntimeError(
+            f"Worker name must match ^[A-Za-z0-9-_:]*$ and be no number; got {name!r} (expected such a name)"
+        )
+
+
+class WorkerInfo:
+    """A worker's name and id (its rank)."""
+
+    __slots__ = ("id", "name")
+
+    def __init__(self, name, id):
+        check_name(name)
+        self.name, self.id = name, id
+
+    def __repr__(self):
+        return f"WorkerInfo(id={self.id}, name={self.name})"
+
+    def __eq__(self, other):
+        return isinstance(other, WorkerInfo) and (self.id, self.name) == (other.id, other.name)
+
+    def __hash__(self):
+        return hash((self.id, self.name))
+
+    def __reduce__(self):
+        return WorkerInfo, (self.name, self.id)
+
+
+def current():
+    """This process's agent. Raises RuntimeError if there is none."""
+    if _agent is None:
+        raise RuntimeError(
+            "RPC has not been initialized. Call torch.distributed.rpc.init_rpc first. (expected init_rpc)"
+        )
+    if _agent.pid != os.getpid():
+        raise RuntimeError(
+            f"rpc: this process was forked from worker {_agent.me.name} and has no agent (expected init_rpc in the child)"
+        )
+    return _agent
+
+
+def is_current():
+    """Whether this process has an agent."""
+    return _agent is not None and _agent.pid == os.getpid()
+
+
+def set_current(agent):
+    """Makes it the process's agent; None: there is none any more."""
+    global _agent
+    _agent = agent
+
+
+class Answer(Future):
+    """The future of a call. Who waits for it reads what the callee sends."""
+
+    _comes = True
+
+    def __init__(self, agent, to, number, what, limit):
+        super().__init__()
+        self.agent, self.to, self.number, self.what, self.limit = agent, to, number, what, limit
+        self.until = time.monotonic() + limit if limit else None
+        self._drive = self._read
+
+    def _read(self):
+        self.agent.wait_for(self)
+
+    def left(self):
+        """Seconds until its time is over."""
+        return self.until - time.monotonic() if self.until else 1e9
+
+
+class _Job:
+    """A call that has arrived and does not run yet."""
+
+    __slots__ = ("kind", "sender", "number", "data", "tensors", "references", "context", "reference")
+
+    def __init__(self, kind, sender, number, data, tensors, references, context, reference=None):
+        self.kind, self.sender, self.number, self.data = kind, sender, number, data
+        self.tensors, self.references, self.context, self.reference = tensors, references, context, reference
+
+
+def _autograd():
+    from pydist.distributed.autograd import _messages
+
+    return _messages
+
+
+class Agent:
+    """A worker's agent. `pipes`, `workers`: by id, and the options come from init_rpc."""
+
+    def __init__(self, me, workers, pipes, options):
+        from pydist.distributed.rpc.references import References
+
+        self.me, self.rank, self.pipes, self.options = me, me.id, pipes, options
+        self.workers = {worker.id: worker for worker in workers}
+        self.names = {worker.name: worker for worker in workers}
+        self.pid, self.timeout = os.getpid(), options.rpc_timeout
+        self.lock = threading.Lock()
+        self.answers = {}  # number -> Answer
+        self.sequence = 0
+        self.todo = collections.deque()  # jobs that wait for a thread
+        self.dropped = set()  # (sender, number) of calls that were given up before they started
+        self.outbox, self.outbox_lock = collections.deque(), threading.Lock()
+        self.threads, self.idle, self.running = set(), 0, 0
+        self.runs = {}  # thread -> (what it runs, since when)
+        self.alarm = 0.0  # when an idle thread looks at time limits next
+        self.gone = {}  # rank -> the error that its calls get
+        self.counts = collections.Counter()
+        self.closing = False
+        self.leaving, self.on_gone = [], []  # callbacks: at shutdown; (rank) after a worker has gone
+        self.references = References(self)
+        self._spawn()
+
+    # ---- numbers and names -------------------------------------------------------------------------------------------
+
+    def unique(self):
+        """A number that no worker of this world uses for anything else."""
+        with self.lock:
+            self.sequence += 1
+            return self.rank << 48 | self.sequence
+
+    def worker(self, to):
+        """The WorkerInfo of a name, an id or a WorkerInfo."""
+        if isinstance(to, WorkerInfo):
+            found = self.workers.get(to.id)
+            return found if found == to else self._unknown(to)
+        if isinstance(to, str):
+            return self.names.get(to) or self._unknown(to)
+        if isinstance(to, int) and not isinstance(to, bool):
+            return self.workers.get(to) or self._unknown(to)
+        raise ValueError(f"Cannot get WorkerInfo from name {to} (expected a name, an id or a WorkerInfo)")
+
+    def _unknown(self, to):
+        raise RuntimeError(
+            f"Unknown destination worker: could not find destination {to} (expected one of {', '.join(sorted(self.names))})"
+        )
+
+    def _device_of(self, worker):
+        """For a message to this worker: where each tensor on a GPU goes."""
+        device_map = getattr(self.options, "device_maps", {}).get(worker.name, {})
+
+        def device_of(tensor):
+            if worker.id == self.rank:
+                return tensor.device
+            found = device_map.get(tensor.device)
+            if found is None:
+                raise RuntimeError(
+                    f"TensorPipe RPC backend only supports CPU tensors by default, please move your tensors to CPU before "
+                    f"sending them over RPC, or call `set_device_map` on `TensorPipeRpcBackendOptions` to explicitly "
+                    f"configure device mapping. Request to worker {worker.name} has a tensor on {tensor.device} (expected "
+                    f"a map of that device)"
+                )
+            return found
+
+        return device_of
+
+    # ---- sending -----------------------------------------------------------------------------------------------------
+
+    def call(self, to, func, args=(), kwargs=None, timeout=None, kind=CALL, reference=None, wait=False):
+        """Sends a call and returns its Answer. kind REMOTE: `reference` (references.Used) gets the value. wait: the
+        caller will wait for it, so this thread reads what comes from there right away."""
+        worker = to if isinstance(to, WorkerInfo) else self.worker(to)
+        limit = self.timeout if timeout is None else timeout
+        what = getattr(func, "__qualname__", None) or getattr(func, "__name__", None) or type(func).__name__
+        packed = (
+            _C._op_pack(func, args, kwargs) if kind == CALL and type(func) is _Op and worker.id != self.rank else None
+        )
+        if packed is None:
+            payload = _pickling.dumps((func, args, kwargs), _reference_type(), self._device_of(worker))
+        answer = Answer(self, worker.id, self.unique(), what, limit)
+        self.answers[answer.number] = answer
+        error = self.gone.get(worker.id)
+        if error is None and self.closing:
+            error = RuntimeError("rpc: the agent is shutting down (expected calls before shutdown)")
+        if error is not None:
+            return self._fail(answer, error)
+        self.counts["calls"] += packed is None and kind != REQUEST
+        if limit and answer.until < self.alarm - _SLICE:
+            self.pipes.wake()
+        wait = min(_SLICE, limit or _SLICE) if wait else None
+        try:
+            if packed is not None:
+                self._deliver(worker.id, OPCALL, answer.number, *packed, False, wait)
+            else:
+                self._post(worker.id, kind, answer.number, payload, reference=reference, wait=wait)
+        except _C.PeerFailed as error:
+            return self._fail(answer, error)
+        except BaseException:
+            self.answers.pop(answer.number, None)
+            raise
+        return answer
+
+    def request(self, to, function, *args):
+        """Runs a function of the package at a worker, at once and outside of any autograd context."""
+        return self.call(self.workers[to], function, args, timeout=0, kind=REQUEST)
+
+    def _fail(self, answer, error):
+        self._complete(answer.number, None, error)
+        return answer
+
+    def _complete(self, number, value, error):
+        answer = self.answers.pop(number, None)
+        if answer is None:
+            self.counts["late_answers"] += 1
+        elif error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(value)
+
+    def _post(self, to, kind, number, payload, given=False, reference=None, wait=None):
+        """Sends a message that a user's call has made. wait: reads the next message from there for so many seconds."""
+        data, tensors, references = payload
+        del payload
+        context, message, flags = 0, 0, ()
+        if kind != REQUEST:
+            found = _autograd().outgoing(tensors, to) if _autograd().current() else None
+            if found is not None:
+                context, message, flags = found
+        if to == self.rank:
+            host = all(tensor.device.type == "cpu" for tensor in tensors)
+            tensors = self.pipes.copy(tensors) if host else [tensor.detach().clone() for tensor in tensors]
+            self._arrive(kind, number, data, tensors, references, (context, message, flags), reference)
+            return
+        rows = self.references.lend(references, to)
+        head = _HEAD.pack(context, message, len(flags), len(rows)) + bytes(flags)
+        if kind == REMOTE:
+            rows.insert(0, (to, reference.id, reference.fork))
+            head = _HEAD.pack(context, message, len(flags), len(rows)) + bytes(flags)
+        head += b"".join(_REFERENCE.pack(*row) for row in rows)
+        try:
+            self._deliver(to, kind, number, head + data, tensors, given, wait)
+        except BaseException:
+            self.references.take_back(rows)
+            if context:
+                _autograd().undo(context, message)
+            raise
+
+    def _deliver(self, to, kind, number, data, tensors, given, wait):
+        if wait is None:
+            self.pipes.send(to, kind, number, data, tensors, given)
+            return
+        mail = self.pipes.exchange(to, kind, number, data, tensors, given, wait)
+        if mail:
+            self._sort_aside(mail)
+
+    def put(self, to, kind, data, number=0):
+        """Puts a message of the protocol into the outbox."""
+        self.outbox.append((to, kind, number, data))
+
+    def flush(self):
+        """Sends what is in the outbox, in order."""
+        while self.outbox:
+            with self.outbox_lock:
+                try:
+                    to, kind, number, data = self.outbox.popleft()
+                except IndexError:
+                    return
+                if to in self.gone:
+                    continue
+                with contextlib.suppress(_C.DistError):
+                    self.pipes.send(to, kind, number, data, [])
+
+    # ---- receiving ---------------------------------------------------------------------------------------------------
+
+    def _sort(self, mail):
+        """Does what must happen in order, and then the rest. Returns a job that is to be run, or None."""
+        sender, kind, number, data, tensors = mail
+        del mail
+        if kind == GONE:
+            self._mark_gone(sender, data.decode(errors="replace"))
+            return None
+        if kind >= OPCALL:
+            return self._sort_op(kind, sender, number, data, tensors)
+        try:
+            if kind <= ERROR:
+                found = self._open(sender, kind, number, data, tensors)
+            else:
+                found = None
+                self._control(sender, kind, number, data)
+        except Exception as failure:  # the message makes no sense to this worker, which lives on
+            if kind > ERROR:
+                raise
+            if kind > REMOTE:
+                self._complete(number, None, failure)
+            found = _Job(CALL, sender, number, failure, (), (), 0) if kind <= REMOTE else None
+            kind = CALL
+        finally:
+            self.pipes.resume(sender)
+        if found is None or kind <= REMOTE:
+            return found
+        self._take_answer(kind, number, *found)
+        return None
+
+    def _sort_op(self, kind, sender, number, data, tensors):
+        """A call of an op that has met this thread and not the pipes' own, or that they could not answer."""
+        return _Job(kind, sender, number, data, tensors, (), 0)
+
+    def _sort_aside(self, mail):
+        """The same in a thread that does not run jobs."""
+        job = self._sort(mail)
+        if job is not None:
+            self.todo.append(job)
+        if job is not None or self.outbox:
+            self.pipes.wake()
+
+    def _open(self, sender, kind, number, data, tensors):
+        context, message, nflags, nrows = _HEAD.unpack_from(data)
+        at = _HEAD.size
+        flags = data[at : at + nflags]
+        at += nflags
+        rows = [_REFERENCE.unpack_from(data, at + i * _REFERENCE.size) for i in range(nrows)]
+        body = data[at + nrows * _REFERENCE.size :]
+        reference = None
+        if kind == REMOTE:
+            reference = self.references.create(rows[0][1], rows[0][2], sender)
+            rows = rows[1:]
+        references = self.references.receive(rows, sender) if rows else []
+        if context:
+            tensors = _autograd().incoming(context, message, tensors, flags, sender)
+        if kind <= REMOTE:
+            if kind != REQUEST:
+                self.counts["handled"] += 1
+            return _Job(kind, sender, number, body, tensors, references, context, reference)
+        return body, tensors, references
+
+    def _arrive(self, kind, number, data, tensors, references, autograd, reference):
+        """A message to oneself."""
+        context, message, flags = autograd
+        if context:
+            tensors = _autograd().incoming(context, message, tensors, flags, self.rank)
+        if kind <= REMOTE:
+            if kind != REQUEST:
+                self.counts["handled"] += 1
+            self.todo.append(_Job(kind, self.rank, number, data, tensors, references, context, reference))
+            self.pipes.wake()
+        else:
+            self._take_answer(kind, number, data, tensors, references)
+
+    def _take_answer(self, kind, number, body, tensors, references):
+        value = error = None
+        try:
+            value = _pickling.loads(body, tensors, references)
+            if kind == ERROR:
+                error = unpack_error(*value)
+        except Exception as failure:
+            error = failure
+        self._complete(number, value, error)
+
+    def _control(self, sender, kind, number, data):
+        if kind == DROP:
+            for job in self.todo:
+                if job.sender == sender and job.number == number:
+                    self.dropped.add((sender, number))
+        elif kind in (FORK, FORK_OK, CHILD_OK, DELETE, FLUSHED):
+            self.references.control(sender, kind, data)
+
+    # ---- waiting -----------------------------------------------------------------------------------------------------
+
+    def wait_for(self, answer):
+        """Waits until a call is answered or its time is over."""
+        try:
+            with self.blocked():
+                while not answer._done:
+                    left = answer.left()
+                    if left <= 0:
+                        return self._expire(answer)
+                    mail = self.pipes.receive_from(answer.to, min(left, _SLICE)) if answer.to != self.rank else False
+                    if mail is False:
+                        with answer._changed:
+                            if not answer._done:
+                                answer._changed.wait(min(left, _SLICE))
+                    elif mail is not None:
+                        self._sort_aside(mail)
+            self.pipes.nudge()
+        except BaseException as error:
+            if not answer._done:  # Ctrl-C, or the agent has shut down
+                self._give_up(answer, error)
+            raise
+
+    @contextlib.contextmanager
+    def blocked(self):
+        """This thread waits: its call does not count among those that run."""
+        counted = getattr(_here, "counted", None) is self
+        if counted:
+            with self.lock:
+                self.running -= 1
+            _here.counted = None
+            if self.todo:
+                self.pipes.wake()
+        try:
+            yield
+        finally:
+            if counted:
+                with self.lock:
+                    self.running += 1
+                _here.counted = self
+
+    def _give_up(self, answer, error):
+        if self.answers.pop(answer.number, None) is None:
+            return
+        if answer.to != self.rank and not self.closing:
+            self.put(answer.to, DROP, b"", answer.number)
+            with contextlib.suppress(Exception):
+                self.pipes.wake()
+        if not answer._done:
+            answer.set_exception(
+                error if isinstance(error, Exception) else RuntimeError(f"rpc: {error!r} ended the wait")
+            )
+
+    def _expire(self, answer):
+        worker = self.workers[answer.to]
+        self._give_up(
+            answer,
+            RpcTimeout(
+                f"RPC ran for more than set timeout ({round(answer.limit * 1000)} ms) and will now be marked with an error: "
+                f"{answer.what} at {worker.name} (rank {worker.id}), called by {self.me.name}; that worker is alive "
+                f"(expected an answer within {answer.limit:g} s)"
+            ),
+        )
+
+    def _look_at_limits(self):
+        now = time.monotonic()
+        with self.lock:
+            late = [answer for answer in list(self.answers.values()) if answer.until and answer.until <= now]
+            soon = min((a.until for a in list(self.answers.values()) if a.until and a.until > now), default=now + _IDLE)
+            self.alarm = min(soon, now + _IDLE)
+        for answer in late:
+            self._expire(answer)
+        return max(self.alarm - now, 0.0)
+
+    # ---- the pool ----------------------------------------------------------------------------------------------------
+
+    def _spawn(self):
+        with self.lock:
+            if self.closing or len(self.threads) >= 16 * self._limit() + _SPARE:
+                return False
+            thread = threading.Thread(target=self._serve, name=f"pydist rpc {self.me.name}")
+            self.threads.add(thread)
+            self.idle += 1  # it will be in a moment; else several would be started in its place
+        thread.start()
+        return True
+
+    def _limit(self):
+        return getattr(self.options, "num_worker_threads", 16)
+
+    def _serve(self):
+        _here.pool = self
+        try:
+            while not self.closing:
+                job = self._take_job()
+                if job is None:
+                    mail = self.pipes.receive(self._look_at_limits())
+                    job = self._sort(mail) if mail is not None else None
+                    mail = None
+                    if job is not None and not self._may_run(job):
+                        self.todo.append(job)
+                        job = None
+                if job is not None or self.outbox:
+                    self._leave_idle()
+                    try:
+                        self.flush()
+                        if job is not None:
+                            self._run(job)
+                    finally:
+                        job = None
+                        with self.lock:
+                            self.idle += 1
+        except Exception:
+            if not self.closing:
+                sys.excepthook(*sys.exc_info())
+        finally:
+            with self.lock:
+                self.idle -= 1
+                self.threads.discard(threading.current_thread())
+
+    def _leave_idle(self):
+        with self.lock:
+            self.idle -= 1
+            last = self.idle == 0
+        self.pipes.nudge()
+        if last and not self._spawn() and not self.closing:
+            with self.lock:
+                busy = [what for what, _ in list(self.runs.values())]
+            common = ", ".join(f"{n} x {what}" for what, n in collections.Counter(busy).most_common(5))
+            sys.stderr.write(f"rpc: all {len(busy)} threads of {self.me.name} run calls or wait in them: {common}\n")
+
+    def _may_run(self, job):
+        if job.kind == REQUEST:
+            return True
+        with self.lock:
+            if self.running >= self._limit():
+                return False
+            self.running += 1
+        return True
+
+    def _take_job(self):
+        if not self.todo:
+            return None
+        with self.lock:
+            for i, job in enumerate(self.todo):
+                if (job.sender, job.number) in self.dropped:
+                    self.dropped.discard((job.sender, job.number))
+                    del self.todo[i]
+                    return None
+                if job.kind == REQUEST or self.running < self._limit():
+                    self.running += job.kind != REQUEST
+                    del self.todo[i]
+                    return job
+        return None
+
+    def _run(self, job):
+        counts = job.kind != REQUEST
+        _here.counted = self if counts else None
+        me = threading.current_thread()
+        try:
+            self._execute(job)
+        finally:
+            self.runs.pop(me, None)
+            _here.counted = None
+            if counts:
+                with self.lock:
+                    self.running -= 1
+
+    def _execute(self, job):
+        """Unpickles the call, runs it, and answers."""
+        if job.kind == OPRESULT:
+            tensors, job.tensors = job.tensors, ()
+            self._post(job.sender, ANSWER, job.number, (b"", tensors, []), given=True)
+            return
+        context = _autograd().entered(job.context) if job.context else contextlib.nullcontext()
+        value = fn = args = kwargs = None
+        with context:
+            try:
+                if isinstance(job.data, Exception):
+                    raise job.data
+                if job.kind == OPCALL:
+                    fn, args, kwargs = _C._op_run, (job.data, job.tensors), None
+                else:
+                    fn, args, kwargs = _pickling.loads(job.data, job.tensors, job.references)
+                references, job.data, job.tensors, job.references = job.references, None, (), ()
+                for reference in references:
+                    self._confirm(reference)
+                self.runs[threading.current_thread()] = getattr(fn, "__qualname__", str(fn)), time.monotonic()
+                waits = _waits_for_future(fn, args)
+                value = fn(*args, **(kwargs or {}))
+                if waits and not isinstance(value, Future):
+                    raise RuntimeError(
+                        f"Functions decorated with @rpc.async_function must return a torch.futures.Future object, but got "
+                        f"{type(value)} (expected a Future of {getattr(fn, '__qualname__', fn)})"
+                    )
+            except BaseException as error:
+                fn = args = kwargs = None
+                self.answer(job, None, error)
+                return
+            fn = args = kwargs = None
+            if waits:
+                value._when_done(lambda future: self._answer_with(job, future))
+                return
+            holder, value = [value], None
+            self.answer(job, holder.pop(), None)
+
+    def _confirm(self, rref):
+        """Waits until the owner counts this copy of a reference."""
+        confirmed = getattr(rref._state, "confirmed", None)
+        if confirmed is None or confirmed.is_set():
+            return
+        with self.blocked():
+            while not confirmed.wait(_SLICE) and rref._state.owner not in self.gone and not self.closing:
+                pass
+
+    def _answer_with(self, job, future):
+        context = _autograd().entered(job.context) if job.context else contextlib.nullcontext()
+        with context:
+            error = future.exception()
+            self.answer(job, None if error is not None else future.value(), error)
+
+    def answer(self, job, value, error):
+        """Answers a call with a value or an error."""
+        if job.kind == REMOTE:
+            if error is not None:
+                error = error if isinstance(error, Exception) else RuntimeError(repr(error))
+                job.reference.future.set_exception(error)
+            else:
+                job.reference.future.set_result(value)
+            value = None
+        payload = None
+        worker = self.workers[job.sender]
+        kind = ANSWER if error is None else ERROR
+        try:
+            if error is None:
+                payload = _pickling.dumps(value, _reference_type(), self._device_of(worker))
+        except Exception as failure:
+            kind, error = ERROR, failure
+        del value
+        if error is not None:
+            payload = pack_error(self.me, error), [], []
+        holder, payload = [payload], None
+        try:
+            self._post(job.sender, kind, job.number, holder.pop(), given=True)
+        except _C.DistError:
+            pass  # it is gone, or this agent shuts down
+        except Exception as failure:
+            if kind == ERROR:
+                raise
+            self._post(job.sender, ERROR, job.number, (pack_error(self.me, failure), [], []))
+
+    # ---- deaths and the end ------------------------------------------------------------------------------------------
+
+    def _mark_gone(self, rank, text):
+        if self.closing:
+            return
+        everybody = rank == self.rank
+        for one in [r for r in self.workers if r != self.rank] if everybody else [rank]:
+            if one in self.gone:
+                continue
+            lost = f"{self.workers[one].name} (rank {one}) cannot be reached any more" if everybody else None
+            error = _C.PeerFailed(f"{lost or f'{self.workers[one].name} (rank {one}) is gone'}: {text}")
+            error.rank = one
+            self.gone[one] = error
+            for answer in [a for a in list(self.answers.values()) if a.to == one]:
+                self._fail(answer, error)
+            self.references.lose(one)
+            for callback in list(self.on_gone):
+                callback(one)
+
+    def close(self, timeout):
+        """Ends the pool and the pipes. Calls that are under way fail."""
+        with self.lock:
+            self.closing = True
+        for callback in self.leaving:
+            callback()
+        ended = RuntimeError(f"rpc: {self.me.name} has shut down (expected calls to end before shutdown)")
+        for number in list(self.answers):
+            self._complete(number, None, ended)
+        threads = [thread for thread in self.threads if thread is not threading.current_thread()]
+        for thread in threads:
+            while thread.is_alive():
+                self.pipes.wake()
+                thread.join(_SLICE)
+        self.references.clear()
+        self.pipes.close(timeout)
+
+
+def _waits_for_future(fn, args):
+    """Whether the function answers later: it or the method that it calls is marked by async_execution."""
+    marked = getattr(fn, "_is_proxy_call", None)
+    if marked is not None:
+        return marked(*args)
+    return hasattr(fn, "_wrapped_async_rpc_function")
+
+
+def _reference_type():
+    from pydist.distributed.rpc.rref import RRef
+
+    return RRef
