@@ -777,7 +777,7 @@ class Group:
         self, tensor: Any, root: int = 0, async_op: _bool = False
     ) -> Work | None: ...
     def all_gather(
-        self, output: Any, input: Any, async_op: _bool = False, coalesced: _bool = False
+        self, output: Any, input: Any, async_op: _bool = False, coalesced: _bool = False, apart: _bool = False
     ) -> Work | None: ...
     def reduce_scatter(
         self,

@@ -102,8 +102,10 @@ struct pd_work {
     pd_part *parts;  /* NULL; or for parts of different sizes 2 * size of them, the job's gives and takes */
     int64_t largest; /* elements of the largest part that it gives; of all parts, if all ranks know the sizes */
     uint64_t sizes;  /* pd_parts_balance, or pd_parts_hash */
+    uint64_t places; /* of all_gather's parts, where all of them lie in symmetric segments; 0: they do not */
     uint32_t shows;  /* flags in the line of a work with parts */
     bool read;       /* large parts are read in place */
+    bool placed;     /* and all ranks' parts have the same places in segments */
     pd_timespan span;       /* for the profiler, from the moment it began to run */
     /* The gate that ends this round: opens when every rank's word has reached the target. */
     bool at_board;    /* the word: line[seq & 1].seq, else step */
@@ -168,7 +170,7 @@ pd_status pd_rounds_run(pd_group *g, pd_work *w, bool *done); /* runs as far as 
 static inline bool pd_parts_own_sizes(const pd_work *w) {
     return w->id.coll == PD_COLL_ALL_TO_ALL_PARTS;
 }
-void pd_parts_begin(const pd_group *g, pd_work *w); /* sets what its line will show, and not_put */
+void pd_parts_begin(pd_group *g, pd_work *w); /* sets what its line will show, and not_put */
 pd_status pd_parts_meet(pd_group *g, pd_work *w, bool *again); /* as meet() in rounds.c */
 pd_status pd_parts_read(pd_group *g, pd_work *w); /* if w->read is set */
 

@@ -4,7 +4,11 @@
    Every rank puts the first piece into its slot and shows its line, as for any collective. A rank with parts of more
    than a piece also shows the address of its table. If the largest part is large enough and all ranks can read each
    other's memory, they take small parts from the slots and large parts from memory, and one more gate ends the
-   collective. A rank whose own parts are large enough puts nothing before that is known. */
+   collective. A rank whose own parts are large enough puts nothing before that is known.
+
+   If all parts of an all_gather lie in symmetric segments, at the same places on all ranks, then each rank copies the
+   others' parts from there, with as many gates. */
+#include "base/copy.h"
 #include "comm/group/group_impl.h"
 
 enum { CAN_READ = 1, TO_BE_READ = 2, NOT_PUT = 4 }; /* in line.segment */
@@ -28,6 +32,31 @@ static bool is_readable(const pd_group *g, const pd_work *w) {
     return true;
 }
 
+/* A hash of the places of all parts in symmetric segments; 0: not all of them lie in one. peers: NULL, or gets for each
+   rank where its part lies in its own memory. */
+static uint64_t find_places(pd_group *g, const pd_work *w, char **peers) {
+    const pd_part *own = &w->job.gives[g->rank];
+    uint64_t hash = 1;
+    if (own->count && own->data != w->job.takes[g->rank].data) return 0;
+    for (int r = 0; r < g->size; r++) {
+        const pd_part *p = &w->job.takes[r];
+        if (!p->count) continue;
+        pd_segment *s = pd_segment_of(g, p->data, pd_job_bytes(&w->job, p->count));
+        if (!s) return 0;
+        size_t at = (size_t)(p->data - (char *)pd_segment_ptr(s));
+        hash = (hash ^ at ^ (uint64_t)s->id << 40) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
+        if (peers) peers[r] = (char *)s->parts[r].ptr + at;
+        pd_segment_release(s); /* the caller's buffers hold it */
+    }
+    return hash | 1;
+}
+
+static bool is_placed(const pd_group *g, const pd_work *w) {
+    return w->id.coll == PD_COLL_ALL_GATHER_PARTS && !g->mesh && !g->forced &&
+           pd_job_bytes(&w->job, w->job.count) > (size_t)g->tuning.direct;
+}
+
 static int64_t own_largest(const pd_group *g, const pd_work *w) {
     return pd_parts_own_sizes(w) ? w->largest : w->job.takes[g->rank].count;
 }
@@ -36,9 +65,15 @@ static bool is_large(const pd_group *g, const pd_work *w, int64_t largest) {
     return largest > w->job.piece && pd_job_bytes(&w->job, largest) > g->read_from;
 }
 
-void pd_parts_begin(const pd_group *g, pd_work *w) {
+void pd_parts_begin(pd_group *g, pd_work *w) {
     w->shows = 0;
-    if (w->device || w->id.coll == PD_COLL_REDUCE_SCATTER_PARTS || !g->peeks) return;
+    if (w->device || w->id.coll == PD_COLL_REDUCE_SCATTER_PARTS) return;
+    if (is_placed(g, w) && (w->places = find_places(g, w, NULL))) {
+        w->shows = NOT_PUT;
+        w->not_put = true;
+        return;
+    }
+    if (!g->peeks) return;
     const int64_t largest = own_largest(g, w);
     w->shows = CAN_READ;
     if (largest <= w->job.piece || !is_readable(g, w)) return;
@@ -54,11 +89,13 @@ static pd_status compare(pd_group *g, pd_work *w, int64_t *largest, bool *can, b
     uint64_t balance = 0;
     *largest = 0;
     *can = true;
+    w->placed = w->places != 0;
     for (int r = 0; r < g->size; r++) {
         const pd_line *l = line_of(g, w, r);
         if (__builtin_expect(l->hash != w->hash, 0) && g->check) return pd_group_mismatch(g, w);
         int64_t own = largest_of(g, w, r);
         balance += l->balance;
+        w->placed &= l->balance == w->places;
         *largest = own > *largest ? own : *largest;
         *again |= (l->segment & NOT_PUT) != 0;
         *can &= (l->segment & CAN_READ) && ((l->segment & TO_BE_READ) || own <= w->job.piece);
@@ -75,7 +112,8 @@ pd_status pd_parts_meet(pd_group *g, pd_work *w, bool *again) {
         w->pieces = pd_pieces_of(&w->job, largest);
         g->piece += (uint32_t)w->pieces;
     }
-    w->read = can && is_large(g, w, largest);
+    if (w->placed) find_places(g, w, g->peers);
+    w->read = w->placed || (can && is_large(g, w, largest));
     *again = waits && !w->read;
     return PD_OK;
 }
@@ -104,7 +142,19 @@ static pd_status take_from(pd_group *g, pd_work *w, int r) {
     return status;
 }
 
+static void copy_from(pd_group *g, const pd_work *w, int r) {
+    const pd_part *to = &w->job.takes[r];
+    size_t bytes = pd_job_bytes(&w->job, to->count);
+    if (r == g->rank || !bytes) return;
+    pd_copy(to->data, g->peers[r], bytes, pd_job_bytes(&w->job, w->job.count));
+    pd_count_read(&w->job, bytes);
+}
+
 pd_status pd_parts_read(pd_group *g, pd_work *w) {
+    if (w->placed) {
+        for (int d = 1; d < g->size; d++) copy_from(g, w, (g->rank + d) % g->size);
+        return PD_OK;
+    }
     for (int d = 0; d < g->size; d++) PD_TRY(take_from(g, w, (g->rank + d) % g->size));
     return PD_OK;
 }

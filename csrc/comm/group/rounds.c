@@ -133,7 +133,7 @@ pd_status pd_rounds_begin(pd_group *g, pd_work *w) {
     pd_line *l = &g->boards[g->rank]->line[w->seq & 1];
     l->id = w->id;
     l->hash = w->hash = pd_identity_hash(&w->id, g->epoch) ^ (pd_parts_own_sizes(w) ? 0 : w->sizes);
-    l->balance = w->sizes;
+    l->balance = pd_parts_own_sizes(w) ? w->sizes : w->places;
     l->site = w->site;
     l->segment = w->direct ? w->segment->id : 0;
     l->offset = w->direct ? (uint64_t)(w->job.from - (char *)pd_segment_ptr(w->segment)) : 0;

@@ -62,7 +62,7 @@ typedef struct pd_line {
     pd_identity id;
     uint64_t site;                 /* carried, never compared */
     uint64_t offset;               /* of the data in that segment */
-    uint64_t balance;              /* PD_COLL_ALL_TO_ALL_PARTS: pd_parts_balance */
+    uint64_t balance;              /* PD_COLL_ALL_TO_ALL_PARTS: pd_parts_balance; else the work's `places` */
 } pd_line;
 
 typedef struct pd_board {

@@ -359,13 +359,14 @@ static pd_status check_own(call *c, const pd_py_buffer *list, const char *name, 
 }
 
 PD_PY_METHOD(pd_py_group_all_gather) {
-    static const pd_py_signature s = {"all_gather", 2, {"output", "input", "async_op", "coalesced"}};
-    PyObject *a[4];
-    bool coalesced;
+    static const pd_py_signature s = {"all_gather", 2, {"output", "input", "async_op", "coalesced", "apart"}};
+    PyObject *a[5];
+    bool coalesced, apart;
     call c;
-    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_truth(a[3], &coalesced)) return NULL;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_truth(a[3], &coalesced) || !pd_py_truth(a[4], &apart))
+        return NULL;
     if (!begin(&c, o, s.name, a[2])) return NULL;
-    bool parts = !coalesced && is_uneven(a[0]);
+    bool parts = !coalesced && (apart || is_uneven(a[0]));
     int use = parts ? PD_PY_OUT | PD_PY_APART : PD_PY_OUT;
     if (!take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) || !take(&c, a[0], NULL, "output", use, &c.out))
         return finish(&c);

@@ -276,9 +276,10 @@ static PyMethodDef group_methods[] = {
      "broadcast(tensor, root=0, async_op=False) -> None | Work\n\ntensor = the root's tensor, in place. tensor may be "
      "a list of tensors of one dtype."},
     {"all_gather", PD_PY_FAST(pd_py_group_all_gather),
-     "all_gather(output, input, async_op=False, coalesced=False) -> None | Work\n\noutput = the ranks' inputs, one "
-     "after the other. output: a tensor, or a list with a tensor for each rank; these may differ in size. coalesced: "
-     "input is a list of tensors, and output has that many tensors for each rank."},
+     "all_gather(output, input, async_op=False, coalesced=False, apart=False) -> None | Work\n\noutput = the ranks' "
+     "inputs, one after the other. output: a tensor, or a list with a tensor for each rank; these may differ in size. "
+     "coalesced: input is a list of tensors, and output has that many tensors for each rank. apart: tensors of a list "
+     "are used where they lie, as they are if they differ in size; all ranks give it alike."},
     {"reduce_scatter", PD_PY_FAST(pd_py_group_reduce_scatter),
      "reduce_scatter(output, input, op='sum', async_op=False, scale=1.0, coalesced=False, blocks=None) -> None | "
      "Work\n\noutput = this rank's part of scale * op over the ranks' inputs. input: a tensor, or a list with a "
