@@ -154,7 +154,7 @@ class Optimizer:
     def _check_params(self, param_group):
         params = param_group["params"]
         for param in params:
-            if not isinstance(param, _C.Tensor):
+            if not isinstance(param, _C.Tensor) or param.is_sparse:
                 raise TypeError(f"optimizer can only optimize Tensors, but one of the params is {type(param).__name__}")
             if not param.is_leaf:
                 raise ValueError("can't optimize a non-leaf Tensor (expected a leaf, such as a Parameter)")

@@ -123,9 +123,6 @@ def test_what_is_not_there_says_what_is():
         (lambda: pydist.onnx.export(layer, (x,), "x.onnx"), "state_dict"),
         (lambda: tensor.distribute_tensor(x), "DistributedDataParallel"),
         (lambda: tensor.DTensor.from_local(x), "DistributedDataParallel"),
-        (lambda: optim.ZeroRedundancyOptimizer(layer.parameters(), pydist.optim.SGD, lr=1), "on each rank"),
-        (lambda: optim.DistributedOptimizer(pydist.optim.SGD, [], lr=1), "DistributedDataParallel"),
-        (lambda: optim.as_functional_optim(pydist.optim.SGD), "the optimizer itself"),
         (
             lambda: optim._apply_optimizer_in_backward(pydist.optim.SGD, layer.parameters(), {"lr": 1}),
             "register_post_accumulate_grad_hook",

@@ -2,13 +2,7 @@
 
 `DistributedOptimizer` steps parameters of other workers with the gradients of distributed autograd, or averages the
 gradients of a local optimizer over the ranks. `PostLocalSGDOptimizer` averages models. `as_functional_optim` gives an
-optimizer its gradients by hand. `ZeroRedundancyOptimizer` is there for programs that ask
-`isinstance(x, ZeroRedundancyOptimizer)`.
-
->>> import pydist
->>> from pydist.distributed.optim import ZeroRedundancyOptimizer
->>> isinstance(pydist.optim.SGD([pydist.ones(1)]), ZeroRedundancyOptimizer)
-False
+optimizer its gradients by hand. `ZeroRedundancyOptimizer` shares an optimizer's state out over the ranks.
 """
 
 from pydist._names import also_named
