@@ -63,6 +63,7 @@ _LATER = {  # file: the names whose first use imports it
     "_ops.agreement": "check_replicas",
     "_ops.objects": "all_gather_object broadcast_object_list gather_object scatter_object_list",
     "_ops.p2p": "P2POp batch_isend_irecv irecv isend recv recv_object_list send send_object_list",
+    "autograd": "autograd_backward",
     "algorithms.ddp_comm_hooks._bucket": "BuiltinCommHookType GradBucket",
     "device_mesh": "DeviceMesh init_device_mesh",
     "_group.logical": "get_logical_shards work_shares",

@@ -131,6 +131,7 @@ pd_slab *pd_arena_take(pd_arena *a, size_t bytes, int to, int parcels) {
     if (!best && size <= a->limit) best = make(a, size);
     if (best) {
         best->lent = to;
+        atomic_fetch_add_explicit(&best->refs, 1, memory_order_relaxed);
         atomic_store_explicit(pd_slab_busy(best), (unsigned)parcels, memory_order_relaxed);
     }
     pthread_mutex_unlock(&a->lock);

@@ -41,7 +41,8 @@ typedef struct pd_arena {
 
 pd_status pd_arena_init(pd_arena *a, int rank, int world, size_t limit);
 void pd_arena_fini(pd_arena *a);
-/* A free slab for so many bytes of data to `to`, with `busy` set to `parcels`. NULL: there is no room. */
+/* A free slab for so many bytes of data to `to`, with `busy` set to `parcels`. The caller holds a reference, since the
+   arena drops its own when the receiver dies. NULL: there is no room. */
 pd_slab *pd_arena_take(pd_arena *a, size_t bytes, int to, int parcels);
 void pd_arena_forget(pd_arena *a, int rank); /* it counts as dead */
 void pd_arena_count(pd_arena *a, uint64_t *bytes, uint64_t *lent);

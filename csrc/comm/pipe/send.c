@@ -184,6 +184,13 @@ static void settle(letter *l, pd_parcel *parcels, int n, size_t body) {
     atomic_fetch_add_explicit(&l->p->bytes_sent, bytes, memory_order_relaxed);
 }
 
+/* The message with this slab does not leave. */
+static void give_up(pd_slab *slab) {
+    if (!slab) return;
+    atomic_store(pd_slab_busy(slab), 0);
+    pd_slab_release(slab);
+}
+
 static pd_status post(letter *l, const void *body, size_t bytes, pd_parcel *parcels, int n) {
     pd_slab *slab = NULL;
     pd_status status = PD_OK;
@@ -191,7 +198,7 @@ static pd_status post(letter *l, const void *body, size_t bytes, pd_parcel *parc
     gather(l, body, parcels, n);
     if (pthread_mutex_trylock(&l->out->lock)) {
         if (l->now) {
-            if (slab) atomic_store(pd_slab_busy(slab), 0);
+            give_up(slab);
             return refuse(l);
         }
         take_time(l);
@@ -201,9 +208,13 @@ static pd_status post(letter *l, const void *body, size_t bytes, pd_parcel *parc
     if (slab) PD_THEN(introduce(l, slab));
     PD_THEN(push(l, l->pieces, l->npieces, -1));
     pthread_mutex_unlock(&l->out->lock);
-    if (!status) settle(l, parcels, n, bytes);
-    else if (slab) atomic_store(pd_slab_busy(slab), 0);
-    return status;
+    if (status) {
+        give_up(slab);
+        return status;
+    }
+    settle(l, parcels, n, bytes);
+    if (slab) pd_slab_release(slab);
+    return PD_OK;
 }
 
 static pd_status deliver(letter *l, uint32_t kind, uint64_t id, const void *body, size_t bytes, pd_parcel *parcels,

@@ -32,6 +32,7 @@ OPCALL, OPRESULT = 12, 13  # a call of an op, which the callee's pipes run witho
 GONE = 0xFF00  # the pipes' own: a worker is gone
 
 _HEAD = struct.Struct("<QQHH")  # autograd's context and message; flags of tensors, references
+_PLAIN = bytes(_HEAD.size)  # neither gradients nor references nor a pickle
 _REFERENCE = struct.Struct("<IQQ")  # owner, id, fork (0: none, it goes to the owner)
 _SLICE = 0.05  # seconds that a wait for one worker lasts, before it looks for signals and time limits
 _IDLE = 1.0  # seconds that an idle thread sleeps at most, before it looks for calls whose time is over
@@ -318,6 +319,10 @@ class Agent:
         """Does what must happen in order, and then the rest. Returns a job that is to be run, or None."""
         sender, kind, number, data, tensors = mail
         del mail
+        if kind == ANSWER and data == _PLAIN:  # one tensor
+            self.pipes.resume(sender)
+            self._complete(number, tensors[0], None)
+            return None
         if kind == GONE:
             self._mark_gone(sender, data.decode(errors="replace"))
             return None

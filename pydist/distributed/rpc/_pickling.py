@@ -104,7 +104,8 @@ _PLAIN = {  # classes and functions that do nothing but hold what they are given
     "collections.OrderedDict", "builtins.set", "builtins.frozenset", "builtins.complex", "builtins.slice", "builtins.range",
     "builtins.bytearray", "pydist.Size", "pydist._C.dtype", "pydist._C.device",
     "pydist.sparse._rebuilt",
-    "pydist.distributed.rpc._agent.WorkerInfo",
+    "pydist.distributed.rpc._agent.WorkerInfo", "pydist.distributed.optim.optimizer._make",
+    "pydist.distributed.optim.optimizer._step",
     "pydist.distributed.rpc.rref._backward", "pydist.distributed.rpc.rref._call_method",
     "pydist.distributed.rpc.rref._fetch", "pydist.distributed.rpc.rref._type_of",
 }  # fmt: skip

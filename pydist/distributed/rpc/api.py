@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import itertools
+import logging
 import os
 import secrets
 import threading
@@ -123,7 +124,8 @@ def _end_with_interpreter():
 
 def _at_exit():
     if _agent.is_current():
-        shutdown(graceful=False)
+        with contextlib.suppress(_C.DistError):  # others may stay longer, or have died
+            shutdown(graceful=False)
 
 
 def _check_call(func, args, kwargs):
@@ -367,9 +369,17 @@ def shutdown(graceful=True, timeout=0):
     limit = seconds(timeout, "timeout")
     try:
         if graceful:
-            _wait_all_workers(limit)
+            try:
+                _wait_all_workers(limit)
+            except RpcTimeout:
+                raise
+            except (
+                _C.DistError
+            ) as error:  # the worker that hosts the meeting place has died, so nobody can be waited for
+                logging.getLogger("pydist.rpc").warning("rpc.shutdown: %s", error)
     finally:
         with _lock:
             if _agent.is_current() and _agent.current() is agent:
+                agent.closing = True  # what still arrives is not answered
                 _agent.set_current(None)
                 agent.close(_LEAVE if graceful else 0.5)
