@@ -142,3 +142,16 @@ def test_attention_of_others(torch):
     params = pydist.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
     assert params.query is q and not pydist.backends.cuda.can_use_flash_attention(params, False)
     assert hasattr(torch.backends.cuda, "can_use_efficient_attention")
+
+
+def test_operations_of_two_numbers():
+    """As in torch: the first number becomes a tensor without dimensions."""
+    for result, value, dtype in (
+        (pydist.add(1, 2), 3, pydist.int64),
+        (pydist.mul(1.5, 2), 3.0, pydist.float32),
+        (pydist.sub(True, 2), -1, pydist.int64),
+        (pydist.div(1, 2), 0.5, pydist.float32),
+        (pydist.add(1j, 2), 2 + 1j, pydist.complex64),
+    ):
+        assert result.item() == value and result.dtype == dtype and result.shape == ()
+    assert pickle.loads(pickle.dumps(pydist.div)) is pydist.div

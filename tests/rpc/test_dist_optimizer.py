@@ -1,6 +1,5 @@
 """Optimizers over workers and ranks: the bits of a local optimizer."""
 
-import contextlib
 import gc
 import os
 import signal
@@ -313,12 +312,9 @@ def with_a_dead_owner(rank):
                     took = time.monotonic() - begin
                     stepped = [owner.rpc_sync().bits() for owner in owners[:2]]
                     return error.rank, took, [a != b for a, b in zip(before, stepped)]
-        while rank == 1 and 2 not in rpc._get_current_rpc_agent().gone:
-            time.sleep(0.01)
-        time.sleep(1)
+        return None
     finally:
-        with contextlib.suppress(pydist.distributed.CommTimeout):
-            rpc.shutdown(graceful=False)
+        rpc.shutdown(timeout=30)  # the dead one counts as arrived
 
 
 def test_a_dead_owner():

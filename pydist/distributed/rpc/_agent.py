@@ -12,6 +12,7 @@ for ever. What has to be sent goes to the outbox, which keeps its order, and lea
 
 import collections
 import contextlib
+import logging
 import os
 import re
 import struct
@@ -172,6 +173,10 @@ class Agent:
             self.sequence += 1
             return self.rank << 48 | self.sequence
 
+    def _count(self, what, n=1):
+        with self.lock:
+            self.counts[what] += n
+
     def worker(self, to):
         """The WorkerInfo of a name, an id or a WorkerInfo."""
         if isinstance(to, WorkerInfo):
@@ -227,20 +232,25 @@ class Agent:
             error = RuntimeError("rpc: the agent is shutting down (expected calls before shutdown)")
         if error is not None:
             return self._fail(answer, error)
-        self.counts["calls"] += packed is None and kind != REQUEST
+        counted = int(packed is None and kind != REQUEST)  # by shutdown: who runs it counts it, too
+        if counted:
+            self._count("calls")
         if limit and answer.until < self.alarm - _SLICE:
             self.pipes.wake()
         wait = min(_SLICE, limit or _SLICE) if wait else None
         try:
             if packed is not None:
-                self._deliver(worker.id, OPCALL, answer.number, *packed, False, wait)
+                mail = self._deliver(worker.id, OPCALL, answer.number, *packed, False, wait)
             else:
-                self._post(worker.id, kind, answer.number, payload, reference=reference, wait=wait)
-        except _C.PeerFailed as error:
-            return self._fail(answer, error)
-        except BaseException:
+                mail = self._post(worker.id, kind, answer.number, payload, reference=reference, wait=wait)
+        except BaseException as error:  # it was not sent
+            self._count("calls", -counted)
+            if isinstance(error, _C.PeerFailed):
+                return self._fail(answer, error)
             self.answers.pop(answer.number, None)
             raise
+        if mail:
+            self._sort_aside(mail)
         return answer
 
     def request(self, to, function, *args):
@@ -254,14 +264,15 @@ class Agent:
     def _complete(self, number, value, error):
         answer = self.answers.pop(number, None)
         if answer is None:
-            self.counts["late_answers"] += 1
+            self._count("late_answers")
         elif error is not None:
             answer.set_exception(error)
         else:
             answer.set_result(value)
 
     def _post(self, to, kind, number, payload, given=False, reference=None, wait=None):
-        """Sends a message that a user's call has made. wait: reads the next message from there for so many seconds."""
+        """Sends a message that a user's call has made. wait: reads the next message from there, for so many seconds at most,
+        and returns it."""
         data, tensors, references = payload
         del payload
         context, message, flags = 0, 0, ()
@@ -273,7 +284,7 @@ class Agent:
             host = all(tensor.device.type == "cpu" for tensor in tensors)
             tensors = self.pipes.copy(tensors) if host else [tensor.detach().clone() for tensor in tensors]
             self._arrive(kind, number, data, tensors, references, (context, message, flags), reference)
-            return
+            return None
         rows = self.references.lend(references, to)
         head = _HEAD.pack(context, message, len(flags), len(rows)) + bytes(flags)
         if kind == REMOTE:
@@ -281,7 +292,7 @@ class Agent:
             head = _HEAD.pack(context, message, len(flags), len(rows)) + bytes(flags)
         head += b"".join(_REFERENCE.pack(*row) for row in rows)
         try:
-            self._deliver(to, kind, number, head + data, tensors, given, wait)
+            return self._deliver(to, kind, number, head + data, tensors, given, wait)
         except BaseException:
             self.references.take_back(rows)
             if context:
@@ -290,11 +301,8 @@ class Agent:
 
     def _deliver(self, to, kind, number, data, tensors, given, wait):
         if wait is None:
-            self.pipes.send(to, kind, number, data, tensors, given)
-            return
-        mail = self.pipes.exchange(to, kind, number, data, tensors, given, wait)
-        if mail:
-            self._sort_aside(mail)
+            return self.pipes.send(to, kind, number, data, tensors, given)
+        return self.pipes.exchange(to, kind, number, data, tensors, given, wait)
 
     def put(self, to, kind, data, number=0):
         """Puts a message of the protocol into the outbox."""
@@ -319,15 +327,15 @@ class Agent:
         """Does what must happen in order, and then the rest. Returns a job that is to be run, or None."""
         sender, kind, number, data, tensors = mail
         del mail
-        if kind == ANSWER and data == _PLAIN:  # one tensor
+        if kind == ANSWER and data == _PLAIN and len(tensors) == 1:
             self.pipes.resume(sender)
             self._complete(number, tensors[0], None)
             return None
         if kind == GONE:
             self._mark_gone(sender, data.decode(errors="replace"))
             return None
-        if kind >= OPCALL:
-            return self._sort_op(kind, sender, number, data, tensors)
+        if kind >= OPCALL:  # it has met this thread and not the pipes' own, or they could not answer it
+            return _Job(kind, sender, number, data, tensors, (), 0)
         try:
             if kind <= ERROR:
                 found = self._open(sender, kind, number, data, tensors)
@@ -348,17 +356,19 @@ class Agent:
         self._take_answer(kind, number, *found)
         return None
 
-    def _sort_op(self, kind, sender, number, data, tensors):
-        """A call of an op that has met this thread and not the pipes' own, or that they could not answer."""
-        return _Job(kind, sender, number, data, tensors, (), 0)
-
     def _sort_aside(self, mail):
         """The same in a thread that does not run jobs."""
         job = self._sort(mail)
         if job is not None:
-            self.todo.append(job)
-        if job is not None or self.outbox:
+            self._queue(job)
+        elif self.outbox:
             self.pipes.wake()
+
+    def _queue(self, job):
+        """Leaves a job to another thread."""
+        with self.lock:
+            self.todo.append(job)
+        self.pipes.wake()
 
     def _open(self, sender, kind, number, data, tensors):
         context, message, nflags, nrows = _HEAD.unpack_from(data)
@@ -376,7 +386,7 @@ class Agent:
             tensors = _autograd().incoming(context, message, tensors, flags, sender)
         if kind <= REMOTE:
             if kind != REQUEST:
-                self.counts["handled"] += 1
+                self._count("handled")
             return _Job(kind, sender, number, body, tensors, references, context, reference)
         return body, tensors, references
 
@@ -387,9 +397,8 @@ class Agent:
             tensors = _autograd().incoming(context, message, tensors, flags, self.rank)
         if kind <= REMOTE:
             if kind != REQUEST:
-                self.counts["handled"] += 1
-            self.todo.append(_Job(kind, self.rank, number, data, tensors, references, context, reference))
-            self.pipes.wake()
+                self._count("handled")
+            self._queue(_Job(kind, self.rank, number, data, tensors, references, context, reference))
         else:
             self._take_answer(kind, number, data, tensors, references)
 
@@ -405,8 +414,8 @@ class Agent:
 
     def _control(self, sender, kind, number, data):
         if kind == DROP:
-            for job in self.todo:
-                if job.sender == sender and job.number == number:
+            with self.lock:
+                if any(job.sender == sender and job.number == number for job in self.todo):
                     self.dropped.add((sender, number))
         elif kind in (FORK, FORK_OK, CHILD_OK, DELETE, FLUSHED):
             self.references.control(sender, kind, data)
@@ -501,34 +510,40 @@ class Agent:
         return getattr(self.options, "num_worker_threads", 16)
 
     def _serve(self):
+        """What a thread of the pool does all its life."""
         _here.pool = self
+        while not self.closing:
+            try:
+                self._serve_once()
+            except Exception:
+                if not self.closing:  # the pool lives on
+                    logging.getLogger("pydist.rpc").exception("rpc: a message to %s made no sense", self.me.name)
+                    time.sleep(_SLICE)
+        with self.lock:
+            self.idle -= 1
+            self.threads.discard(threading.current_thread())
+
+    def _serve_once(self):
+        job = self._take_job()
+        if job is None:
+            mail = self.pipes.receive(self._look_at_limits())
+            job = self._sort(mail) if mail is not None else None
+            mail = None
+            if job is not None and not self._may_run(job):
+                with self.lock:
+                    self.todo.append(job)
+                job = None
+        if job is None and not self.outbox:
+            return
+        self._leave_idle()
         try:
-            while not self.closing:
-                job = self._take_job()
-                if job is None:
-                    mail = self.pipes.receive(self._look_at_limits())
-                    job = self._sort(mail) if mail is not None else None
-                    mail = None
-                    if job is not None and not self._may_run(job):
-                        self.todo.append(job)
-                        job = None
-                if job is not None or self.outbox:
-                    self._leave_idle()
-                    try:
-                        self.flush()
-                        if job is not None:
-                            self._run(job)
-                    finally:
-                        job = None
-                        with self.lock:
-                            self.idle += 1
-        except Exception:
-            if not self.closing:
-                sys.excepthook(*sys.exc_info())
+            self.flush()
+            if job is not None:
+                self._run(job)
         finally:
+            job = None
             with self.lock:
-                self.idle -= 1
-                self.threads.discard(threading.current_thread())
+                self.idle += 1
 
     def _leave_idle(self):
         with self.lock:
@@ -582,7 +597,8 @@ class Agent:
         """Unpickles the call, runs it, and answers."""
         if job.kind == OPRESULT:
             tensors, job.tensors = job.tensors, ()
-            self._post(job.sender, ANSWER, job.number, (b"", tensors, []), given=True)
+            with contextlib.suppress(_C.DistError):  # it is gone
+                self._post(job.sender, ANSWER, job.number, (b"", tensors, []), given=True)
             return
         context = _autograd().entered(job.context) if job.context else contextlib.nullcontext()
         value = fn = args = kwargs = None
@@ -695,7 +711,13 @@ class Agent:
                 self.pipes.wake()
                 thread.join(_SLICE)
         self.references.clear()
-        self.pipes.close(timeout)
+        for last in (*[False] * 200, True):  # threads of the program that wait for an answer leave in a moment
+            try:
+                return self.pipes.close(timeout)
+            except RuntimeError as error:
+                if last or type(error) is not RuntimeError:
+                    raise
+                time.sleep(_SLICE / 2)
 
 
 def _waits_for_future(fn, args):

@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 _JOIN = 300.0  # seconds that the other workers may take to come
+_REPEATS = 100  # so often all were idle and nothing had changed: a message that was counted was lost
 _LEAVE = 10.0  # seconds that they may take to go, after all have agreed to
 _worlds = itertools.count(1)  # numbers of this process's worlds, equal in all workers that join and leave together
 _lock = threading.Lock()
@@ -341,7 +342,7 @@ def _wait_all_workers(timeout=0.0):
     """Waits until all workers have called it and no call is under way."""
     agent = _agent.current()
     until = time.monotonic() + timeout if timeout else None
-    before = None
+    before, repeats = None, 0
     while True:
         while agent.answers or agent.todo or agent.running or agent.outbox:
             if until is not None and time.monotonic() >= until:
@@ -354,7 +355,8 @@ def _wait_all_workers(timeout=0.0):
         own = agent.counts["calls"], agent.counts["handled"]
         found = _gather_together(agent, "shutdown", b"%d %d" % own, left)
         sums = [sum(column) for column in zip(*(map(int, value.split()) for value in found.values()))]
-        if agent.gone or (sums[0] == sums[1] and sums == before):
+        repeats = repeats + 1 if sums == before else 0
+        if agent.gone or (sums[0] == sums[1] and repeats) or repeats == _REPEATS:
             return
         before = sums
 

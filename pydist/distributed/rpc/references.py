@@ -117,6 +117,8 @@ class References:
 
         found = []
         for owner, number, fork in rows:
+            if owner not in self.agent.workers:
+                raise RuntimeError(f"rpc: a reference to a value of worker {owner} (expected one of the workers)")
             if owner == self.agent.rank:
                 with self.lock:
                     state = self._entry(number)
