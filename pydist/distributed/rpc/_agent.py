@@ -163,6 +163,9 @@ class Agent:
         self.closing = False
         self.leaving, self.on_gone = [], []  # callbacks: at shutdown; (rank) after a worker has gone
         self.references = References(self)
+
+    def start(self):
+        """Lets others call this worker."""
         self._spawn()
 
     # ---- numbers and names -------------------------------------------------------------------------------------------
@@ -309,17 +312,17 @@ class Agent:
         self.outbox.append((to, kind, number, data))
 
     def flush(self):
-        """Sends what is in the outbox, in order."""
-        while self.outbox:
-            with self.outbox_lock:
-                try:
+        """Sends what is in the outbox, in order. If another thread does so, it is left to that one: a thread that waited
+        for it would not read."""
+        while self.outbox and self.outbox_lock.acquire(blocking=False):
+            try:
+                while self.outbox:
                     to, kind, number, data = self.outbox.popleft()
-                except IndexError:
-                    return
-                if to in self.gone:
-                    continue
-                with contextlib.suppress(_C.DistError):
-                    self.pipes.send(to, kind, number, data, [])
+                    if to not in self.gone:
+                        with contextlib.suppress(_C.DistError):
+                            self.pipes.send(to, kind, number, data, [])
+            finally:
+                self.outbox_lock.release()
 
     # ---- receiving ---------------------------------------------------------------------------------------------------
 

@@ -109,6 +109,7 @@ def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=N
             raise
         agent.number = number
         _agent.set_current(agent)
+        agent.start()
         _end_with_interpreter()
 
 
