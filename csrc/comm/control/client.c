@@ -14,7 +14,6 @@
 #define GOODBYE_NS 1000000000 /* how long a leaving rank waits for a server that does not read */
 #define AT_ONCE_NS 500000000  /* even a server with too many strangers gives each of them more time */
 #define TRIES 4               /* after so many connections that were ended at once, the server refuses us */
-#define PATIENT_TRIES 100     /* the same without a launcher: the server may be that of the job before, which ends */
 
 typedef struct request { /* a store call under way; lives on its caller's stack */
     struct request *next;
@@ -309,7 +308,7 @@ static pd_status enter(client *c, const char *address, const uint8_t secret[PD_S
         pd_host_acquire(token);
         if (!c->closed) return status;
         refused = pd_os_now() - began < AT_ONCE_NS ? refused + 1 : 0;
-        if (refused == (patient ? PATIENT_TRIES : TRIES) || pd_os_now() >= deadline) return status;
+        if (refused == TRIES || pd_os_now() >= deadline) return status;
         pd_wire_fini(&c->wire);
         pd_wire_init(&c->wire, -1, PD_CONTROL_PAYLOAD);
         PD_TRY(pd_wire_reserve(&c->wire));
