@@ -41,9 +41,9 @@ pd_status pd_slab_open(int fd, size_t bytes, int owner, uint32_t number, pd_slab
 
 /* ---- leases ------------------------------------------------------------------------------------------------------ */
 
-pd_status pd_lease_new(pd_slab *s, size_t offset, size_t bytes, pd_lease **out) {
+pd_status pd_lease_new(pd_slab *s, pd_lease **out) {
     PD_TRY(pd_malloc(sizeof **out, "pipe", out));
-    **out = (pd_lease){.slab = s, .offset = offset, .bytes = bytes};
+    **out = (pd_lease){.slab = s};
     atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
     return PD_OK;
 }

@@ -27,8 +27,7 @@ typedef struct pd_slab {
 /* One parcel in a slab; the ctx of pd_lease_drop. */
 typedef struct pd_lease {
     pd_slab *slab;
-    size_t offset, bytes; /* of the whole parcel */
-    bool moved;           /* its owner has it back */
+    bool moved; /* its owner has it back */
 } pd_lease;
 
 typedef struct pd_arena {
@@ -51,7 +50,7 @@ void pd_arena_count(pd_arena *a, uint64_t *bytes, uint64_t *lent);
 pd_status pd_slab_open(int fd, size_t bytes, int owner, uint32_t number, pd_slab **out);
 void pd_slab_release(pd_slab *s);
 /* [new] */
-pd_status pd_lease_new(pd_slab *s, size_t offset, size_t bytes, pd_lease **out);
+pd_status pd_lease_new(pd_slab *s, pd_lease **out);
 void pd_lease_drop(void *lease);
 static inline atomic_uint *pd_slab_busy(const pd_slab *s) { return (atomic_uint *)(void *)s->base; }
 

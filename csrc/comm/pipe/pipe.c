@@ -20,8 +20,8 @@ static void ring(pd_pipes *p) {
 /* Called by the link's thread. After a death nobody waits for bytes: what has come can still be read. */
 static void hear(pd_listener *l, pd_weight weight, const pd_error *e) {
     pd_pipes *p = (pd_pipes *)((char *)l - offsetof(pd_pipes, listener));
-    bool lost = e->rank < 0 || e->rank == p->link->host_rank;
-    pd_fate *f = &p->fates[lost && weight == PD_WEIGHT_GONE ? p->rank : e->rank < 0 ? p->rank : e->rank];
+    bool lost = e->rank < 0 || (e->rank == p->link->host_rank && weight == PD_WEIGHT_GONE); /* the control plane */
+    pd_fate *f = &p->fates[lost ? p->rank : e->rank];
     pthread_mutex_lock(&p->lock);
     if (weight > f->weight) {
         if (!f->weight) atomic_fetch_add(&p->news, 1);
@@ -88,7 +88,7 @@ void pd_pipes_close(pd_pipes *p) {
     if (p->listener.at) pd_link_unlisten(p->link, &p->listener);
     pd_door_close(p);
     for (int r = 0; r < p->world && p->inlets && p->outlets; r++) {
-        pd_inlet_close(p, &p->inlets[r]);
+        pd_inlet_close(&p->inlets[r]);
         close_watched(p->outlets[r].fd, &p->outlets[r].watch);
         pthread_mutex_destroy(&p->outlets[r].lock);
         for (int i = 0; p->inlets[r].slabs && i < PD_SLABS; i++)

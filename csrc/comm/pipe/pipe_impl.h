@@ -114,9 +114,7 @@ void pd_door_let_in(pd_pipes *p, int listening);
 void pd_door_hear(pd_pipes *p, int guest);
 void pd_door_close(pd_pipes *p);
 /* ---- receive.c ---- */
-/* Lets epoll look at an inlet whose turn is free, or no longer (armed false). */
-void pd_inlet_watch(pd_pipes *p, int rank, bool armed);
-void pd_inlet_close(pd_pipes *p, pd_inlet *in);
+void pd_inlet_close(pd_inlet *in);
 /* Connects a rank, or keeps the descriptor until the older connection has ended. False: it keeps one already. */
 bool pd_inlet_settle(pd_pipes *p, int rank, int fd);
 

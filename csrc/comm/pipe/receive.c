@@ -19,7 +19,8 @@ typedef enum result { MORE, WHOLE, ENDED } result;
 
 /* ---- connections ------------------------------------------------------------------------------------------------- */
 
-void pd_inlet_watch(pd_pipes *p, int rank, bool armed) {
+/* Lets epoll look at an inlet whose turn is free, or no longer (armed false). */
+static void watch(pd_pipes *p, int rank, bool armed) {
     struct epoll_event e = {.events = EPOLLONESHOT | (armed ? EPOLLIN : 0),
                             .data.u64 = pd_pipe_tag(PD_TAG_INLET, rank)};
     if (p->inlets[rank].fd >= 0) epoll_ctl(p->poll, EPOLL_CTL_MOD, p->inlets[rank].fd, &e);
@@ -66,8 +67,7 @@ static void hang_up(pd_inlet *in) {
     in->begin = in->end = 0;
 }
 
-void pd_inlet_close(pd_pipes *p, pd_inlet *in) {
-    (void)p;
+void pd_inlet_close(pd_inlet *in) {
     int next = atomic_exchange(&in->next, -1);
     hang_up(in);
     if (next >= 0) close(next);
@@ -92,7 +92,7 @@ static void end_turn(pd_pipes *p, int rank) {
             if (next >= 0) begin(p, rank, next);
         }
         count_backlog(p, in, in->end > in->begin);
-        pd_inlet_watch(p, rank, true);
+        watch(p, rank, true);
         atomic_store(&in->taken, false);
     } while (atomic_load(&in->missed) && take_turn(in));
 }
@@ -141,7 +141,7 @@ static void take_staged(pd_inlet *in) {
     in->left -= n;
 }
 
-static pd_status learn_slab(pd_pipes *p, int rank, pd_inlet *in) {
+static pd_status learn_slab(int rank, pd_inlet *in) {
     pd_slab *s;
     int fd = in->handle;
     in->handle = -1;
@@ -157,7 +157,6 @@ static pd_status learn_slab(pd_pipes *p, int rank, pd_inlet *in) {
     PD_TRY(pd_slab_open(fd, in->head.bytes, rank, (uint32_t)in->head.id, &s));
     if (in->slabs[s->number]) pd_slab_release(in->slabs[s->number]);
     in->slabs[s->number] = s;
-    (void)p;
     return PD_OK;
 }
 
@@ -188,7 +187,7 @@ static pd_status place(pd_pipes *p, int rank, pd_inlet *in, int i) {
     pd_slab *s = slab_of(p, in, e);
     pd_lease *l;
     if (!s) return pd_fail(PD_E_DIST, "pipe: rank %d sent a tensor outside of its memory", rank);
-    PD_TRY(pd_lease_new(s, e->offset, e->bytes, &l));
+    PD_TRY(pd_lease_new(s, &l));
     c->data = s->base + e->offset;
     c->drop = pd_lease_drop;
     c->ctx = l;
@@ -217,7 +216,7 @@ static pd_status next_stage(pd_pipes *p, int rank, pd_inlet *in, bool *whole) {
             (in->head.kind >= PD_PIPE_NEWS && in->head.kind != PD_PIPE_SLAB))
             return pd_fail(PD_E_DIST, "pipe: rank %d sent what is no message", rank);
         if (in->head.kind == PD_PIPE_SLAB) {
-            PD_TRY(learn_slab(p, rank, in));
+            PD_TRY(learn_slab(rank, in));
             expect_head(in);
             return PD_OK;
         }
@@ -399,7 +398,7 @@ bool pd_pipes_hold(pd_pipes *p, int from) {
         end_turn(p, from);
         return false;
     }
-    pd_inlet_watch(p, from, false);
+    watch(p, from, false);
     return true;
 }
 

@@ -98,8 +98,24 @@ class DistributedOptimizer:
         return getattr(local, name)
 
 
-def _short(name, made, doc):
+_SHORT = """{name}(params, *args, process_group=None, **kwargs)
+
+    DistributedOptimizer of pydist.optim.{rule} with these options. params: references to parameters, or parameters of this
+    rank, whose gradients are then averaged over the process group.
+
+    >>> import pydist
+    >>> weight = pydist.ones(2, requires_grad=True)
+    >>> optimizer = {name}([weight], lr=0.5)
+    >>> weight.sum().backward()
+    >>> optimizer.step()
+    >>> weight
+    tensor([0.5000, 0.5000], requires_grad=True)
+    """
+
+
+def _short(made):
     """The class for one kind of optimizer, whose parameters say which form is meant."""
+    name = f"Distributed{made.__name__}"
 
     def __init__(self, params, *args, process_group=None, **kwargs):
         params = list(params)
@@ -110,44 +126,11 @@ def _short(name, made, doc):
         else:
             DistributedOptimizer.__init__(self, made(params, *args, **kwargs), process_group)
 
+    doc = _SHORT.format(name=name, rule=made.__name__)
     return type(name, (DistributedOptimizer,), {"__init__": __init__, "__doc__": doc, "__module__": __name__})
 
 
-DistributedSGD = _short(
-    "DistributedSGD",
-    SGD,
-    """DistributedSGD(params, *args, process_group=None, **kwargs)
-
-    DistributedOptimizer of pydist.optim.SGD with these options. params: references to parameters, or parameters of this
-    rank, whose gradients are then averaged over the process group.
-
-    >>> import pydist
-    >>> weight = pydist.ones(2, requires_grad=True)
-    >>> optimizer = DistributedSGD([weight], lr=0.5)
-    >>> weight.sum().backward()
-    >>> optimizer.step()
-    >>> weight
-    tensor([0.5000, 0.5000], requires_grad=True)
-    """,
-)
-
-DistributedAdam = _short(
-    "DistributedAdam",
-    Adam,
-    """DistributedAdam(params, *args, process_group=None, **kwargs)
-
-    DistributedOptimizer of pydist.optim.Adam with these options. params: references to parameters, or parameters of this
-    rank, whose gradients are then averaged over the process group.
-
-    >>> import pydist
-    >>> weight = pydist.ones(2, requires_grad=True)
-    >>> optimizer = DistributedAdam([weight], lr=0.5)
-    >>> weight.sum().backward()
-    >>> optimizer.step()
-    >>> weight
-    tensor([0.5000, 0.5000], requires_grad=True)
-    """,
-)
+DistributedSGD, DistributedAdam = _short(SGD), _short(Adam)
 
 
 def average_gradients(optimizer, group=None):
