@@ -19,6 +19,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.
 # Tests look for the lines of each rank by themselves; tests/launch/test_logs.py asks for others.
 os.environ["PYDIST_FOLD"] = "off"
 
+# Without it a printed line is one write, which the lines of other processes do not cut.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 # A shell starts what runs in its background with SIGINT ignored, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
