@@ -77,7 +77,7 @@ pd_status pd_pipes_receive(pd_pipes *p, int64_t ns, pd_mail *out);
 /* Takes the turn of a rank, so that only pd_pipes_await takes its messages. False: another thread has it, or the rank
    has not connected yet. */
 bool pd_pipes_hold(pd_pipes *p, int from);
-/* With the turn: the next message of `from`; waits up to `ns`. Without one the turn has ended. */
+/* With the turn: the next message of `from`; waits up to `ns`, below 0 not at all. Without one the turn has ended. */
 pd_status pd_pipes_await(pd_pipes *p, int from, int64_t ns, pd_mail *out);
 /* The next message of this rank may be taken, by a thread that comes to receive. A thread that does not come back at
    once calls pd_pipes_nudge before it leaves. */

@@ -406,6 +406,10 @@ pd_status pd_pipes_await(pd_pipes *p, int from, int64_t ns, pd_mail *out) {
     pd_inlet *in = &p->inlets[from];
     *out = (pd_mail){.from = -1};
     if (read_on(p, from, out)) return PD_OK;
+    if (ns < 0) {
+        end_turn(p, from);
+        return PD_OK;
+    }
     void *token = pd_host_release();
     int64_t deadline = pd_os_now() + ns;
     bool found;

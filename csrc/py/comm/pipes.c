@@ -38,7 +38,9 @@ static int64_t span_of(int ndim, const int64_t *size, const int64_t *stride) {
     return n;
 }
 
-enum { ANSWER = 4, OPCALL = 12, OPRESULT = 13 }; /* as in pydist/distributed/rpc/_agent.py */
+#define HEAD 20   /* bytes of an answer's head: all 0 if it has neither gradients nor references */
+#define BATCH 32  /* messages that are handed to Python at a time */
+enum { ANSWER = 4, OPCALL = 13, OPRESULT = 14 }; /* as in pydist/distributed/rpc/_agent.py */
 static bool take_opcall(void *ctx, pd_mail *m);
 
 static pd_pipes *enter(PyObject *self) {
@@ -293,7 +295,6 @@ static pd_status read_tensors(pd_mail *m, pd_tensor ***out, uint32_t *count, siz
 
 /* ---- calls of ops, without Python -------------------------------------------------------------------------------- */
 
-#define HEAD 20                   /* bytes of an answer's head: all 0, as it has neither gradients nor references */
 
 typedef struct made { /* of a call that Python has to answer */
     pd_tensor **tensors;
@@ -377,10 +378,17 @@ static PyObject *wrap_tensors(pd_mail *m, size_t *at) {
     return list;
 }
 
-/* [new] (from, kind, id, data, tensors), or None if nothing has come. A message that makes no sense raises, and its
-   sender's next one may be taken. */
+/* An answer of one tensor, without gradients and references: nothing of it depends on the order of messages. */
+static bool is_plain(const pd_mail *m) {
+    static const char zeros[HEAD];
+    size_t n = m->bytes;
+    return m->kind == ANSWER && n > 8 + HEAD && !memcmp(m->body + n - HEAD, zeros, HEAD) &&
+           !memcmp(m->body, (uint32_t[]){1, 0}, 8) && n == 8 + row_bytes(((const row *)(m->body + 8))->ndim) + HEAD;
+}
+
+/* [new] (from, kind, id, data, tensors). After one that makes no sense, which raises, its sender's next one may be
+   taken. */
 static PyObject *unpack(pd_pipes *p, pd_mail *m) {
-    if (m->from < 0) Py_RETURN_NONE;
     size_t at = 8;
     bool news = m->kind >= PD_PIPE_NEWS;
     PyObject *tensors = news ? PyList_New(0) : wrap_tensors(m, &at);
@@ -393,6 +401,31 @@ static PyObject *unpack(pd_pipes *p, pd_mail *m) {
     Py_XDECREF(tensors);
     pd_mail_drop(m);
     return all;
+}
+
+/* [new] a list of the message, and of what follows plain answers and is here already: getting the interpreter for each
+   of them would take longer than what is done with it. None: there is no message. */
+static PyObject *unpack_all(pd_pipes *p, pd_mail *m) {
+    if (m->from < 0) Py_RETURN_NONE;
+    PyObject *list = PyList_New(0);
+    bool plain = true;
+    for (int n = 1; m->from >= 0 && plain; n++) {
+        int from = m->from;
+        plain = is_plain(m);
+        PyObject *o = unpack(p, m);
+        bool added = list && o && !PyList_Append(list, o);
+        Py_XDECREF(o);
+        if (!added) {
+            if (o) pd_pipes_resume(p, from);
+            if (n > 1) PyErr_WriteUnraisable(list); /* those before it are delivered */
+            else Py_CLEAR(list);
+            return list;
+        }
+        m->from = -1;
+        if (plain && n == BATCH) pd_pipes_resume(p, from);
+        else if (plain) pd_pipes_await(p, from, -1, m);
+    }
+    return list;
 }
 
 /* What a worker that calls itself gets: the tensors as they would arrive elsewhere. */
@@ -431,7 +464,7 @@ static PyObject *pipes_receive(PyObject *self, PyObject *args) {
     pd_pipes *p = enter(self);
     if (!p) return NULL;
     pd_status status = pd_pipes_receive(p, (int64_t)(timeout * 1e9), &m);
-    PyObject *result = status ? pd_py_raise(status) : unpack(p, &m);
+    PyObject *result = status ? pd_py_raise(status) : unpack_all(p, &m);
     leave(self);
     return result;
 }
@@ -439,7 +472,7 @@ static PyObject *pipes_receive(PyObject *self, PyObject *args) {
 static PyObject *await(pd_pipes *p, int from, double timeout) {
     pd_mail m;
     pd_status status = pd_pipes_await(p, from, (int64_t)(timeout * 1e9), &m);
-    return status ? pd_py_raise(status) : unpack(p, &m);
+    return status ? pd_py_raise(status) : unpack_all(p, &m);
 }
 
 static PyObject *pipes_receive_from(PyObject *self, PyObject *args) {
@@ -582,8 +615,9 @@ static PyMethodDef methods[] = {
      "send(to, kind, id, data, tensors, given=False)\n\nSends a message. given: the list holds the only references to "
      "its tensors, so memory of the receiver's goes back to it without a copy."},
     {"receive", pipes_receive, METH_VARARGS,
-     "receive(timeout) -> (from, kind, id, data, tensors) or None\n\nThe next message of any rank. The next one of the "
-     "same rank comes only after resume(from), except after calls of ops and news (kind >= 12)."},
+     "receive(timeout) -> list of (from, kind, id, data, tensors), or None\n\nThe next message of any rank; after a "
+     "plain answer also the rank's next ones, if they are here. After the last one the rank's next message comes only "
+     "after resume(from), except after plain answers, calls of ops and news (kind >= 13)."},
     {"receive_from", pipes_receive_from, METH_VARARGS,
      "receive_from(rank, timeout) -> the same; None: nothing has come; False: another thread reads from that rank."},
     {"exchange", pipes_exchange, METH_VARARGS,

@@ -28,12 +28,13 @@ from pydist.futures import Future
 __all__ = ["Agent", "WorkerInfo", "current"]
 
 # kinds of messages
-CALL, REQUEST, REMOTE, ANSWER, ERROR, DROP, FORK, FORK_OK, CHILD_OK, DELETE, FLUSHED = range(1, 12)
-OPCALL, OPRESULT = 12, 13  # a call of an op, which the callee's pipes run without Python; if they could not answer it
+CALL, REQUEST, REMOTE, ANSWER, ERROR, DROP, FORK, FORK_OK, CHILD_OK, DELETE, FLUSHED, FETCH = range(1, 13)
+OPCALL, OPRESULT = 13, 14  # a call of an op, which the callee's pipes run without Python; if they could not answer it
 GONE = 0xFF00  # the pipes' own: a worker is gone
 
 _HEAD = struct.Struct("<QQHH")  # autograd's context and message; flags of tensors, references
 _PLAIN = bytes(_HEAD.size)  # neither gradients nor references nor a pickle
+_ID = struct.Struct("<Q")
 _REFERENCE = struct.Struct("<IQQ")  # owner, id, fork (0: none, it goes to the owner)
 _SLICE = 0.05  # seconds that a wait for one worker lasts, before it looks for signals and time limits
 _IDLE = 1.0  # seconds that an idle thread sleeps at most, before it looks for calls whose time is over
@@ -228,6 +229,30 @@ class Agent:
         )
         if packed is None:
             payload = _pickling.dumps((func, args, kwargs), _reference_type(), self._device_of(worker))
+
+        def send(number, wait):
+            if packed is not None:
+                return self._deliver(worker.id, OPCALL, number, *packed, False, wait)
+            return self._post(worker.id, kind, number, payload, reference=reference, wait=wait)
+
+        counted = int(packed is None and kind != REQUEST)  # by shutdown: who runs it counts it, too
+        return self._ask(worker, what, limit, counted, wait, send)
+
+    def in_context(self):
+        """Whether this thread records what it sends, for distributed autograd."""
+        return bool(_autograd().current())
+
+    def fetch(self, state, timeout):
+        """Asks the owner of a reference for its value. Not in an autograd context."""
+        limit = self.timeout if timeout is None else timeout
+
+        def send(number, wait):
+            return self._deliver(state.owner, FETCH, number, _ID.pack(state.id), [], False, wait)
+
+        return self._ask(self.workers[state.owner], "to_here", limit, 1, True, send)
+
+    def _ask(self, worker, what, limit, counted, wait, send):
+        """The Answer of the call that send(number, seconds to wait) sends."""
         answer = Answer(self, worker.id, self.unique(), what, limit)
         self.answers[answer.number] = answer
         error = self.gone.get(worker.id)
@@ -235,25 +260,21 @@ class Agent:
             error = RuntimeError("rpc: the agent is shutting down (expected calls before shutdown)")
         if error is not None:
             return self._fail(answer, error)
-        counted = int(packed is None and kind != REQUEST)  # by shutdown: who runs it counts it, too
         if counted:
             self._count("calls")
         if limit and answer.until < self.alarm - _SLICE:
+            self.alarm = 0.0
             self.pipes.wake()
-        wait = min(_SLICE, limit or _SLICE) if wait else None
         try:
-            if packed is not None:
-                mail = self._deliver(worker.id, OPCALL, answer.number, *packed, False, wait)
-            else:
-                mail = self._post(worker.id, kind, answer.number, payload, reference=reference, wait=wait)
+            mails = send(answer.number, min(_SLICE, limit or _SLICE) if wait else None)
         except BaseException as error:  # it was not sent
             self._count("calls", -counted)
             if isinstance(error, _C.PeerFailed):
                 return self._fail(answer, error)
             self.answers.pop(answer.number, None)
             raise
-        if mail:
-            self._sort_aside(mail)
+        if mails:
+            self._sort_aside(mails)
         return answer
 
     def request(self, to, function, *args):
@@ -331,7 +352,6 @@ class Agent:
         sender, kind, number, data, tensors = mail
         del mail
         if kind == ANSWER and data == _PLAIN and len(tensors) == 1:
-            self.pipes.resume(sender)
             self._complete(number, tensors[0], None)
             return None
         if kind == GONE:
@@ -342,6 +362,9 @@ class Agent:
         try:
             if kind <= ERROR:
                 found = self._open(sender, kind, number, data, tensors)
+            elif kind == FETCH:
+                self._count("handled")
+                found = _Job(kind, sender, number, b"", (), (), 0, self.references.entry(*_ID.unpack(data)))
             else:
                 found = None
                 self._control(sender, kind, number, data)
@@ -354,14 +377,23 @@ class Agent:
             kind = CALL
         finally:
             self.pipes.resume(sender)
-        if found is None or kind <= REMOTE:
+        if found is None or kind <= REMOTE or kind == FETCH:
             return found
         self._take_answer(kind, number, *found)
         return None
 
-    def _sort_aside(self, mail):
+    def _sort_all(self, mails):
+        """The same for messages that came together: all but the last are plain answers."""
+        for mail in mails[:-1]:
+            try:
+                self._sort(mail)
+            except Exception:  # the program has set the future itself
+                logging.getLogger("pydist.rpc").exception("rpc: an answer to %s was not taken", self.me.name)
+        return self._sort(mails.pop())
+
+    def _sort_aside(self, mails):
         """The same in a thread that does not run jobs."""
-        job = self._sort(mail)
+        job = self._sort_all(mails)
         if job is not None:
             self._queue(job)
         elif self.outbox:
@@ -433,13 +465,13 @@ class Agent:
                     left = answer.left()
                     if left <= 0:
                         return self._expire(answer)
-                    mail = self.pipes.receive_from(answer.to, min(left, _SLICE)) if answer.to != self.rank else False
-                    if mail is False:
+                    mails = self.pipes.receive_from(answer.to, min(left, _SLICE)) if answer.to != self.rank else False
+                    if mails is False:
                         with answer._changed:
                             if not answer._done:
                                 answer._changed.wait(min(left, _SLICE))
-                    elif mail is not None:
-                        self._sort_aside(mail)
+                    elif mails:
+                        self._sort_aside(mails)
             self.pipes.nudge()
         except BaseException as error:
             if not answer._done:  # Ctrl-C, or the agent has shut down
@@ -489,6 +521,8 @@ class Agent:
 
     def _look_at_limits(self):
         now = time.monotonic()
+        if now < self.alarm:
+            return self.alarm - now
         with self.lock:
             late = [answer for answer in list(self.answers.values()) if answer.until and answer.until <= now]
             soon = min((a.until for a in list(self.answers.values()) if a.until and a.until > now), default=now + _IDLE)
@@ -529,9 +563,8 @@ class Agent:
     def _serve_once(self):
         job = self._take_job()
         if job is None:
-            mail = self.pipes.receive(self._look_at_limits())
-            job = self._sort(mail) if mail is not None else None
-            mail = None
+            mails = self.pipes.receive(self._look_at_limits())
+            job = self._sort_all(mails) if mails else None
             if job is not None and not self._may_run(job):
                 with self.lock:
                     self.todo.append(job)
@@ -602,6 +635,9 @@ class Agent:
             tensors, job.tensors = job.tensors, ()
             with contextlib.suppress(_C.DistError):  # it is gone
                 self._post(job.sender, ANSWER, job.number, (b"", tensors, []), given=True)
+            return
+        if job.kind == FETCH:
+            job.reference.future._when_done(lambda future: self._answer_with(job, future))
             return
         context = _autograd().entered(job.context) if job.context else contextlib.nullcontext()
         value = fn = args = kwargs = None

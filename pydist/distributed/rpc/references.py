@@ -102,6 +102,11 @@ class References:
             state.forks[fork] = user
         return state
 
+    def entry(self, number):
+        """The entry of a value that another worker asks for."""
+        with self.lock:
+            return self._entry(number)
+
     def _entry(self, number):
         """The entry of a value. A new one if its remote() has not come yet. Needs the lock."""
         state = self.owned.get(number)
@@ -120,8 +125,7 @@ class References:
             if owner not in self.agent.workers:
                 raise RuntimeError(f"rpc: a reference to a value of worker {owner} (expected one of the workers)")
             if owner == self.agent.rank:
-                with self.lock:
-                    state = self._entry(number)
+                state = self.entry(number)
             else:
                 state = Used(self, number, fork, owner)
                 with self.lock:

@@ -151,7 +151,9 @@ class RRef(typing.Generic[_T]):
         made = self._state.made
         if made is not None and made.done() and made.exception() is not None:
             raise made.exception()
-        return agent.call(self._state.owner, _fetch, (self,), timeout=limit_of(timeout)).wait()
+        if not agent.in_context():
+            return agent.fetch(self._state, limit_of(timeout)).wait()
+        return agent.call(self._state.owner, _fetch, (self,), timeout=limit_of(timeout), wait=True).wait()
 
     def rpc_sync(self, timeout=UNSET_RPC_TIMEOUT):
         """A proxy: its methods call those of the value, at its owner, and wait for the result."""
