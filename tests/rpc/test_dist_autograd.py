@@ -412,6 +412,25 @@ def test_what_is_not_reached_costs_no_request(world):
         ]
 
 
+@pytest.mark.parametrize("trails", [True, False])
+def test_the_fast_mode_names_what_is_not_used(world, trails, monkeypatch):
+    if not trails:
+        monkeypatch.setattr(_contexts, "_TRAIL", -1)
+    for program in GRAPHS.values():
+        x = start()
+        with autograd.context() as context_id:
+            loss = program(x)
+            if program is unused:
+                with pytest.raises(RuntimeError, match=r"which worker [01] sent to worker [01] in autograd context"):
+                    autograd.backward(context_id, [loss], mode="fast")
+                assert autograd.get_gradients(context_id) == {}
+                autograd.backward(context_id, [program(x)])
+            else:
+                autograd.backward(context_id, [loss], mode="fast")
+    with autograd.context() as context_id, pytest.raises(ValueError, match="mode 'quick'"):
+        autograd.backward(context_id, [remote(1, layer, start(), 1).sum()], mode="quick")
+
+
 def test_long_trails_are_not_carried(world, monkeypatch):
     """Then the workers are asked."""
     monkeypatch.setattr(_contexts, "_TRAIL", 1)

@@ -47,12 +47,17 @@ class context:
         ended.worker.release(ended.id)
 
 
-def backward(context_id, roots, retain_graph=False):
+def backward(context_id, roots, retain_graph=False, mode="smart"):
     r"""Computes the gradients of sum(roots) for all leaves that the roots depend on, on all workers.
 
     roots: tensors of one element, results of this worker. Each worker adds the gradients of its leaves to its part of
     the context; a second pass in one context adds to those of the first. Without retain_graph the pass frees the graph.
     Gradients that arrive from several workers are added in a fixed order, so a repetition gives the same bits.
+
+    mode: "smart" computes what the roots depend on. "fast" is PyTorch's rule that each message which a worker of the pass
+    has sent in the context leads to the roots; where one does not, PyTorch waits for its gradient for ever, and this
+    raises RuntimeError that names it. It is a check, and no faster: "smart" has no round of questions where the messages
+    tell to which others they lead.
 
     Cost: one request along each chain of calls to find who takes part; then a message for each call, there with the
     values, here with their gradients; and one answer of each worker to this one. Tensors that were sent and are not used
@@ -67,12 +72,14 @@ def backward(context_id, roots, retain_graph=False):
             f"backward(): incompatible function arguments: got {type(context_id).__name__} and {type(roots).__name__} "
             "(expected the id of a context and a list of tensors)"
         )
+    if mode not in ("smart", "fast"):
+        raise ValueError(f"backward: mode {mode!r} (expected 'smart' or 'fast')")
     context, roots = _contexts.worker().get(context_id), list(roots)
     if not roots:
         raise RuntimeError("backward: No tensors provided for gradient computation (expected at least one root)")
     for i, root in enumerate(roots):
         _check_root(i, root)
-    _passes.run(context, roots, bool(retain_graph))
+    _passes.run(context, roots, (bool(retain_graph), mode == "fast"))
 
 
 def _check_root(i, root):

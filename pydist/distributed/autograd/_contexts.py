@@ -146,6 +146,7 @@ class DistAutogradContext:
         self.worker, self.id = worker, context_id
         self.lock = threading.Lock()
         self.sends, self.recvs = {}, {}  # nodes by message
+        self._receivers = {}  # of the messages that were sent
         self.known = set()  # workers to which it was handed on
         self.grads = {}  # by leaf
         self.current = None  # the pass under way
@@ -194,7 +195,7 @@ class DistAutogradContext:
             if to != self.worker.id:
                 self.known.add(to)
             if node is not None:
-                self.sends[message] = node
+                self.sends[message], self._receivers[message] = node, to
         return self.id, message, flags
 
     def receive(self, message, tensors, flags, sender):
@@ -205,6 +206,11 @@ class DistAutogradContext:
         with self.lock:
             if not self.ended:
                 self.recvs[message] = node
+
+    def sent(self):
+        """The messages that this worker has sent: a list of (message, worker)."""
+        with self.lock:
+            return [(message, self._receivers[message]) for message in self.sends]
 
     def unsend(self, message):
         with self.lock:

@@ -24,10 +24,12 @@ from pydist.futures import Future, collect_all
 
 
 class Pass:
-    """What one worker does in a pass. At most one thread turns the run; others leave gradients for it."""
+    """What one worker does in a pass. At most one thread turns the run; others leave gradients for it. how: (whether the
+    graph is kept, whether each message that a worker of the pass has sent in the context must take part)."""
 
-    def __init__(self, context, pass_id, root, retain, roots=()):
-        self.context, self.id, self.root, self.retain = context, pass_id, root, retain
+    def __init__(self, context, pass_id, root, how, roots=()):
+        self.context, self.id, self.root, self.how = context, pass_id, root, how
+        retain, self._every_send = how
         self.over = Future()  # the run is done, and what it has sent has arrived
         self.asked = set()  # the workers that this one has told of the pass
         self._unstarted = {}  # of the root: worker -> messages to discover, until it has been asked for its end
@@ -48,7 +50,7 @@ class Pass:
         return self.context.worker.id
 
     def _request(self, rank, function, *args):
-        of_pass = self.id, self.context.id, self.root, self.retain
+        of_pass = self.id, self.context.id, self.root, self.how
         return self.context.worker.agent.request(rank, function, *of_pass, *args)
 
     # ---- who takes part
@@ -68,6 +70,7 @@ class Pass:
             for message in sorted(behind):
                 others.setdefault(sender_of(message), []).append(message)
             self.expect(others.pop(self._me, ()))
+        self.check_sends()
         self._unstarted = others
         self.asked.update(others)
         self.start(set(others) - set(elsewhere))  # deliver() asks the rest
@@ -113,6 +116,17 @@ class Pass:
                     elsewhere.setdefault(received.sender, []).append(received)
             if not messages:
                 return elsewhere
+
+    def check_sends(self):
+        """Called when all messages of this worker that take part are known."""
+        if not self._every_send:
+            return
+        for message, to in self.context.sent():
+            if message not in self._discovered:
+                raise self._named(RuntimeError(
+                    f"backward: message {message}, which worker {self._me} sent to worker {to} in autograd context "
+                    f"{self.context.id}, does not lead to the roots (expected mode 'smart', or to use what was sent)"
+                ))  # fmt: skip
 
     def _sent(self, message):
         node = self.context.sends.get(message)
@@ -270,10 +284,10 @@ def _taken(leaf):
     return before
 
 
-def run(context, roots, retain):
+def run(context, roots, how):
     """A pass from these roots, which are results of this worker."""
     me = context.worker
-    current = _pass(me.new_id(), context.id, me.id, retain, roots)
+    current = _pass(me.new_id(), context.id, me.id, how, roots)
     try:
         current.find_workers()
         current.turn()
@@ -291,10 +305,10 @@ def run(context, roots, retain):
         context.leave(current)
 
 
-def _pass(pass_id, context_id, root, retain, roots=()):
+def _pass(pass_id, context_id, root, how, roots=()):
     """This worker's part of the pass, which begins if it is new here."""
     context = _contexts.worker().get(context_id)
-    return context.begin(pass_id, root, lambda: Pass(context, pass_id, root, retain, roots))
+    return context.begin(pass_id, root, lambda: Pass(context, pass_id, root, how, roots))
 
 
 # What workers ask of each other. Where one returns a future, the other hears its value.
@@ -306,24 +320,25 @@ def _answers_later(function):
 
 
 @_answers_later
-def _discover(pass_id, context_id, root, retain, messages):
-    return _pass(pass_id, context_id, root, retain).discover(messages)
+def _discover(pass_id, context_id, root, how, messages):
+    return _pass(pass_id, context_id, root, how).discover(messages)
 
 
 @_answers_later
-def _start(pass_id, context_id, root, retain, messages, *first):
-    current = _pass(pass_id, context_id, root, retain)
+def _start(pass_id, context_id, root, how, messages, *first):
+    current = _pass(pass_id, context_id, root, how)
     current.over.add_done_callback(lambda _: current.context.leave(current))
     if messages:
         current.expect(messages)
+    current.check_sends()
     if first:
         current.take(*first)
     current.turn()
     return current.over
 
 
-def _gradients(pass_id, context_id, root, retain, message, grads):
-    current = _pass(pass_id, context_id, root, retain)
+def _gradients(pass_id, context_id, root, how, message, grads):
+    current = _pass(pass_id, context_id, root, how)
     current.take(message, grads)
     current.turn()
 
