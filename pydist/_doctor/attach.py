@@ -16,6 +16,8 @@ import struct
 from collections import namedtuple
 from time import monotonic
 
+from pydist._doctor import calls
+
 PATIENCE = 3.0  # s to wait for an answer: a control thread looks once a second
 ANSWER_BYTES = 2 << 20  # most bytes of an answer; a rank's has at most half of that
 
@@ -171,12 +173,15 @@ def verdict(ranks):
     """(severity, text) of the report's first line."""
     from pydist._launch.traces import listed
 
+    called = calls.story(ranks)
     waiting = [rank for rank in ranks if rank.on is not None]
     known = {rank.number: rank for rank in ranks}
     if not waiting:
         silent = [rank for rank in ranks if not rank.record]
         if silent:
             return "problem", f"rank {silent[0].number} (pid {silent[0].pid}): {silent[0].place}"
+        if called:
+            return "problem", called
         return "ok", "no rank waits for another one"
     if circle := _circle(ranks):
         steps = "; ".join(f"rank {number}: {known[number].place}" for number in circle)
@@ -190,6 +195,7 @@ def verdict(ranks):
     text = "; ".join(f"rank {rank.number} (pid {rank.pid}): {rank.place}" for rank in late)
     others = [rank for rank in ranks if rank.on is None and rank not in late]
     text += "".join(f"; nor does rank {rank.number} wait: {rank.place}" for rank in others)
+    text += f"; {called}" if called else ""
     return "problem", f"{names} {verb} for {listed([rank.number for rank in late])}: {text}"
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from lib.processes import start
 from pydist import _C, doctor
-from pydist._doctor import attach
+from pydist._doctor import attach, calls
 from pydist._doctor import pairs as pairwise
 
 
@@ -244,6 +244,64 @@ dist.recv_object_list([None], 1 - dist.get_rank())
     command = [sys.executable, "-m", "pydist.doctor", "--attach", str(pids[0])]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "no rank on this host" in done.stderr
+
+
+def test_attach_follows_calls_by_rpc(tmp_path):
+    script = tmp_path / "hang.py"
+    script.write_text("""
+import os, time
+from pydist.distributed import rpc
+def deep():
+    print("here", os.getpid(), flush=True)
+    time.sleep(60)
+def middle():
+    return rpc.rpc_sync("worker2", deep)
+def main():
+    rank = int(os.environ["RANK"])
+    rpc.init_rpc(f"worker{rank}")
+    if rank == 0:
+        rpc.rpc_sync("worker1", middle)
+    rpc.shutdown()
+main()
+""")
+    with start("--nproc-per-node=3", script) as job:
+        try:
+            pid = job.stdout.readline().split()[-1]
+            code, lines = attached(pid)
+        finally:
+            job.send_signal(signal.SIGINT)
+            job.communicate(timeout=20)
+    assert code == 1 and re.fullmatch(
+        r"problem: hang: rank 0 has been waiting [\d.]+ s at hang\.py:13, in main for a call of middle at rank 1, which "
+        r"waits at hang\.py:8, in middle for a call of deep at rank 2, which runs there at hang\.py:6, in deep",
+        lines[0],
+    ), lines
+    record = "\n".join(lines)
+    assert re.search(r"rpc: worker1 \(rank 1 of 3\): 1 call under way, 1 runs, 0 wait for a thread; ", record), record
+
+
+def test_what_a_call_waits_for():
+    def rank(number, *calls):
+        return attach.Rank(10 + number, number, 3, None, "", "".join(f"rpc: {line}\n" for line in calls))
+
+    waits = "call 0.1 to b (rank 1): f, 2.0 s; waits at t.py:3, in g"
+    for ranks, text in (
+        ((), ""),
+        ((rank(0, "call 0.1 to b (rank 1): f, 2.0 s"),), ""),  # nobody waits for it
+        ((rank(0, waits), rank(1)), "rank 0 has been waiting 2 s at t.py:3, in g for a call of f at rank 1, which does not run there"),
+        (
+            (rank(0, waits), rank(1, "runs call 2.4 of c (rank 2): h, 9.0 s; at t.py:9, in h")),
+            "rank 0 has been waiting 2 s at t.py:3, in g for a call of f at rank 1, which has not begun there",
+        ),
+        (
+            (rank(0, waits), rank(1, "runs call 0.1 of a (rank 0): f, 1.0 s; at t.py:7, in f; waits for call 1.2",
+                                  "call 1.2 to a (rank 0): k, 0.5 s; waits")),
+            "rank 0 has been waiting 2 s at t.py:3, in g for a call of f at rank 1, which waits at t.py:7, in f for a call of "
+            "k at rank 0, which does not run there",
+        ),
+    ):  # fmt: skip
+        assert calls.story(ranks) == text
+    assert attach.verdict([rank(0, waits), rank(1)])[0] == "problem"
 
 
 def test_what_attach_makes_of_answers():

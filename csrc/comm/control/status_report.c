@@ -43,6 +43,8 @@ void pd_status_report(pd_link *link) {
     size_t record = pd_link_flight(link, INT32_MAX, text + n, TEXT_BYTES - n);
     if (!record) record = (size_t)snprintf(text + n, TEXT_BYTES - n, "no group\n");
     n += record;
+    if (link->hooks->also) link->hooks->also(text + n, TEXT_BYTES - n);
+    n += strlen(text + n);
     for (size_t at = 0; at < n;) {
         ssize_t wrote = fd < 0 ? write(STDERR_FILENO, text + at, n - at) : send(fd, text + at, n - at, MSG_NOSIGNAL);
         if (wrote <= 0) break;

@@ -1,6 +1,6 @@
 /* A rank whose process gets SIGUSR1 writes its flight record to stderr. If the process that sent the signal listens at
    "@pydist-doctor-PID" (python -m pydist.doctor --attach), the rank writes a report to it instead: where the rank is,
-   for whom it waits, then the record:
+   for whom it waits, then the record, and what the program has to say (calls by rpc):
 
        rank 1 of 4
        on 2                                       its wait is for this rank; -1: it waits for nobody, or for anybody

@@ -17,6 +17,7 @@ typedef struct pd_hooks {
     pd_status (*interrupt)(void); /* anything but PD_OK ends the wait with that error */
     void (*site)(uint64_t site, char *text, size_t size); /* "train.py:12", or "" if unknown */
     void (*place)(char *text, size_t size); /* "train.py:12, in main": where the program is now; at most 200 ms */
+    void (*also)(char *text, size_t size); /* lines for pd_status_report, after the flight record; at most 200 ms */
     /* The id of the process that has asked for pd_status_report by SIGUSR1; 0: none has, -1: its id is unknown. */
     int (*status_request)(void);
 } pd_hooks;

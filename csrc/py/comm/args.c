@@ -15,7 +15,8 @@ static pd_status interrupt(void) {
 }
 
 const pd_hooks pd_py_hooks = {
-    .interrupt = interrupt, .site = pd_py_site_text, .place = pd_py_place, .status_request = pd_py_status_request,
+    .interrupt = interrupt, .site = pd_py_site_text, .place = pd_py_place, .also = pd_py_also,
+    .status_request = pd_py_status_request,
 };
 
 /* ---- arguments --------------------------------------------------------------------------------------------------- */

@@ -338,6 +338,8 @@ static PyMethodDef functions[] = {
      "commit_decide(made, has, own) -> bool\n\nWhether rank `own` of the survivors makes the step that was under way "
      "when a rank died (csrc/comm/algo/commit.h). made: how many steps each has made; has: whether each has the next "
      "gradient."},
+    {"_report_also", pd_py_report_also, METH_O,
+     "_report_also(function): what it returns, a str, follows the flight record of SIGUSR1. None: nothing does."},
     {"_enter_shard", pd_py_enter_shard, METH_VARARGS,
      "_enter_shard(seed, step, shard): random numbers are those of this logical shard, and where the rank is says so."},
     {"_leave_shards", pd_py_leave_shards, METH_NOARGS, "_leave_shards(): no logical shard is open."},

@@ -165,6 +165,8 @@ void pd_py_sites_package(PyObject *module); /* functions in this module's folder
 
 /* ---- status_report.c ---- */
 void pd_py_place(char *text, size_t size); /* hooks.h; may be called by any thread */
+void pd_py_also(char *text, size_t size);  /* hooks.h */
+PyObject *pd_py_report_also(PyObject *module, PyObject *function);
 PyObject *pd_py_enter_shard(PyObject *module, PyObject *args);
 PyObject *pd_py_leave_shards(PyObject *module, PyObject *unused);
 int pd_py_status_request(void);            /* hooks.h: since the last call */

@@ -17,7 +17,9 @@
 enum { IDLE, LOOKING, FOUND };
 static struct {
     atomic_int state;
-    char text[300];
+    bool program;       /* it asks the program's function, not for the place */
+    PyObject *function; /* [strong] () -> str, what else there is to say; NULL: nothing. Needs the GIL. */
+    char text[16 << 10];
 } look;
 
 /* The logical shard that the program runs; read and written with the GIL. */
@@ -47,7 +49,8 @@ PyObject *pd_py_leave_shards(PyObject *module, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* Finds the innermost frame of the main thread, which is the interpreter's oldest one, outside the package. */
+/* Finds the innermost frame of the main thread, which is the interpreter's oldest one, outside of the package and of
+   Python's threading.py, which say how it waits, not where. */
 static void find(char *text, size_t size) {
     PyThreadState *main = NULL;
     PyThreadState *t = PyInterpreterState_ThreadHead(PyInterpreterState_Main());
@@ -55,8 +58,9 @@ static void find(char *text, size_t size) {
     PyFrameObject *frame = main ? PyThreadState_GetFrame(main) : NULL;
     while (frame) {
         PyCodeObject *code = PyFrame_GetCode(frame);
-        bool own = pd_py_site_is_own(code);
-        const char *path = own ? NULL : PyUnicode_AsUTF8(code->co_filename), *slash = path ? strrchr(path, '/') : NULL;
+        const char *path = PyUnicode_AsUTF8(code->co_filename), *slash = path ? strrchr(path, '/') : NULL;
+        bool own = pd_py_site_is_own(code) || (slash && !strcmp(slash, "/threading.py"));
+        if (own) path = NULL;
         const char *name = path ? PyUnicode_AsUTF8(code->co_name) : NULL;
         if (path)
             snprintf(text, size, "%s:%d, in %s", slash ? slash + 1 : path, PyFrame_GetLineNumber(frame),
@@ -69,14 +73,37 @@ static void find(char *text, size_t size) {
     }
 }
 
-static void *run(void *unused) {
-    (void)unused;
-    PyGILState_STATE gil = PyGILState_Ensure();
-    *look.text = 0;
+static void find_place(void) {
     find(look.text, sizeof look.text);
     size_t used = strlen(look.text);
     if (used && at.open)
         snprintf(look.text + used, sizeof look.text - used, ", logical shard %lu of step %llu", at.shard, at.step);
+}
+
+static void ask_program(void) {
+    PyObject *function = Py_XNewRef(look.function);
+    PyObject *said = function ? PyObject_CallNoArgs(function) : NULL;
+    const char *text = said && PyUnicode_Check(said) ? PyUnicode_AsUTF8(said) : NULL;
+    if (text) snprintf(look.text, sizeof look.text, "%s", text);
+    PyErr_Clear();
+    Py_XDECREF(said);
+    Py_XDECREF(function);
+}
+
+PyObject *pd_py_report_also(PyObject *module, PyObject *function) {
+    (void)module;
+    PyObject *old = look.function;
+    look.function = Py_IsNone(function) ? NULL : Py_NewRef(function);
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
+static void *run(void *unused) {
+    (void)unused;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    *look.text = 0;
+    if (look.program) ask_program();
+    else find_place();
     PyGILState_Release(gil);
     atomic_store(&look.state, FOUND);
     return NULL;
@@ -89,24 +116,34 @@ static bool start(void) {
     return true;
 }
 
-void pd_py_place(char *text, size_t size) {
+/* False: nobody can tell. */
+static bool look_for(bool program, char *text, size_t size) {
     int expected = IDLE;
     if (size) *text = 0;
-    if (!Py_IsInitialized()) return;
+    if (!Py_IsInitialized()) return true;
     if (atomic_load(&look.state) == FOUND) atomic_store(&look.state, IDLE); /* an answer that came too late */
-    if (atomic_compare_exchange_strong(&look.state, &expected, LOOKING) && !start()) {
-        atomic_store(&look.state, IDLE);
-        return;
+    if (atomic_compare_exchange_strong(&look.state, &expected, LOOKING)) {
+        look.program = program;
+        if (!start()) {
+            atomic_store(&look.state, IDLE);
+            return true;
+        }
+    } else if (program) {
+        return false; /* what comes is the place */
     }
     for (int ms = 0; ms < PATIENCE_MS && atomic_load(&look.state) != FOUND; ms++)
         pd_os_sleep(1000000);
-    if (atomic_load(&look.state) != FOUND) {
-        snprintf(text, size, "an unknown place: C code holds the GIL");
-        return;
-    }
+    if (atomic_load(&look.state) != FOUND) return false;
     snprintf(text, size, "%s", look.text);
     atomic_store(&look.state, IDLE);
+    return true;
 }
+
+void pd_py_place(char *text, size_t size) {
+    if (!look_for(false, text, size)) snprintf(text, size, "an unknown place: C code holds the GIL");
+}
+
+void pd_py_also(char *text, size_t size) { look_for(true, text, size); }
 
 /* ---- SIGUSR1 ----------------------------------------------------------------------------------------------------- */
 

@@ -12,6 +12,7 @@ for ever. What has to be sent goes to the outbox, which keeps its order, and lea
 
 import collections
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ import threading
 import time
 
 from pydist import _C
-from pydist.distributed.rpc import _pickling
+from pydist.distributed.rpc import _pickling, _report
 from pydist.distributed.rpc._errors import RpcTimeout, pack_error, unpack_error
 from pydist.futures import Future
 
@@ -113,7 +114,9 @@ class Answer(Future):
     def __init__(self, agent, to, number, what, limit):
         super().__init__()
         self.agent, self.to, self.number, self.what, self.limit = agent, to, number, what, limit
-        self.until = time.monotonic() + limit if limit else None
+        self.since = time.monotonic()
+        self.until = self.since + limit if limit else None
+        self.waiter = None  # the thread that waits for it
         self._drive = self._read
 
     def _read(self):
@@ -122,6 +125,9 @@ class Answer(Future):
     def left(self):
         """Seconds until its time is over."""
         return self.until - time.monotonic() if self.until else 1e9
+
+
+Run = collections.namedtuple("Run", "what since sender number")  # a call that a thread runs
 
 
 class _Job:
@@ -157,7 +163,7 @@ class Agent:
         self.dropped = set()  # (sender, number) of calls that were given up before they started
         self.outbox, self.outbox_lock = collections.deque(), threading.Lock()
         self.threads, self.idle, self.running = set(), 0, 0
-        self.runs = {}  # thread -> (what it runs, since when)
+        self.runs = {}  # thread -> Run
         self.alarm = 0.0  # when an idle thread looks at time limits next
         self.gone = {}  # rank -> the error that its calls get
         self.counts = collections.Counter()
@@ -167,6 +173,7 @@ class Agent:
 
     def start(self):
         """Lets others call this worker."""
+        _C._report_also(functools.partial(_report.text, self))
         self._spawn()
 
     # ---- numbers and names -------------------------------------------------------------------------------------------
@@ -459,6 +466,7 @@ class Agent:
 
     def wait_for(self, answer):
         """Waits until a call is answered or its time is over."""
+        answer.waiter = threading.get_ident()
         try:
             with self.blocked():
                 while not answer._done:
@@ -588,7 +596,7 @@ class Agent:
         self.pipes.nudge()
         if last and not self._spawn() and not self.closing:
             with self.lock:
-                busy = [what for what, _ in list(self.runs.values())]
+                busy = [run.what for run in list(self.runs.values())]
             common = ", ".join(f"{n} x {what}" for what, n in collections.Counter(busy).most_common(5))
             sys.stderr.write(f"rpc: all {len(busy)} threads of {self.me.name} run calls or wait in them: {common}\n")
 
@@ -652,7 +660,8 @@ class Agent:
                 references, job.data, job.tensors, job.references = job.references, None, (), ()
                 for reference in references:
                     self._confirm(reference)
-                self.runs[threading.current_thread()] = getattr(fn, "__qualname__", str(fn)), time.monotonic()
+                name = getattr(fn, "__qualname__", str(fn))
+                self.runs[threading.current_thread()] = Run(name, time.monotonic(), job.sender, job.number)
                 waits = _waits_for_future(fn, args)
                 value = fn(*args, **(kwargs or {}))
                 if waits and not isinstance(value, Future):
@@ -749,6 +758,7 @@ class Agent:
             while thread.is_alive():
                 self.pipes.wake()
                 thread.join(_SLICE)
+        _C._report_also(None)
         self.references.clear()
         for last in (*[False] * 200, True):  # threads of the program that wait for an answer leave in a moment
             try:
