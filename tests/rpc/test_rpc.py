@@ -296,6 +296,41 @@ def test_one_thread_is_enough_for_calls_that_call_back():
     assert workers(2, body, threads=1) == pytest.approx(32 * 2 * 0.01)
 
 
+def raise_again(depth, to, back):
+    if not depth:
+        raise KeyError("the cause")
+    try:
+        rpc.rpc_sync(to, raise_again, args=(depth - 1, back, to))
+    except KeyError as error:
+        raise KeyError(f"again: {error}") from error
+
+
+def test_errors_through_many_workers_stay_short():
+    def body():
+        lengths = []
+        for depth in (6, 14):
+            with pytest.raises(KeyError) as raised:
+                rpc.rpc_sync("worker1", raise_again, args=(depth, "worker0", "worker1"))
+            lengths.append(len(str(raised.value)))
+        return lengths
+
+    assert max(workers(2, body)) < 300_000
+
+
+def without_end(to, back):
+    return rpc.rpc_sync(to, without_end, args=(back, to))
+
+
+def test_calls_inside_of_calls_end_where_threads_end():
+    def body():
+        with pytest.raises(RuntimeError, match=r"has 272 threads, and all of them run calls \(\d+ x without_end\) or wait in "
+                           r"them \(\d+ x without_end at worker[01]\)"):  # fmt: skip
+            rpc.rpc_sync("worker1", without_end, args=("worker0", "worker1"))
+        return rpc.rpc_sync("worker1", add_all, args=(1, 2))
+
+    assert workers(2, body, threads=1) == 3
+
+
 def test_many_threads_and_tensors():
     def body():
         wrong = []

@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import struct
-import sys
 import threading
 import time
 
@@ -579,9 +578,11 @@ class Agent:
                 job = None
         if job is None and not self.outbox:
             return
-        self._leave_idle()
+        room = self._leave_idle()
         try:
             self.flush()
+            if job is not None and not room and job.kind in (CALL, REMOTE):
+                job = self._refuse(job)
             if job is not None:
                 self._run(job)
         finally:
@@ -590,15 +591,23 @@ class Agent:
                 self.idle += 1
 
     def _leave_idle(self):
+        """False: no other thread is ready to receive, and there may be no more of them."""
         with self.lock:
             self.idle -= 1
             last = self.idle == 0
         self.pipes.nudge()
-        if last and not self._spawn() and not self.closing:
-            with self.lock:
-                busy = [run.what for run in list(self.runs.values())]
-            common = ", ".join(f"{n} x {what}" for what, n in collections.Counter(busy).most_common(5))
-            sys.stderr.write(f"rpc: all {len(busy)} threads of {self.me.name} run calls or wait in them: {common}\n")
+        return not last or self._spawn() or self.closing
+
+    def _refuse(self, job):
+        """Answers a call with an error, since the last thread would begin to run it, and then nobody could receive."""
+        with self.lock:
+            self.running -= 1
+        runs, waits = list(self.runs.values()), [a for a in list(self.answers.values()) if a.waiter is not None]
+        waits = [f"{answer.what} at {self.workers[answer.to].name}" for answer in waits]
+        self.answer(job, None, RuntimeError(
+            f"rpc: {self.me.name} has {len(self.threads)} threads, and all of them run calls ({_common(run.what for run in runs)}) "
+            f"or wait in them ({_common(waits)}) (expected fewer calls inside of calls, or more num_worker_threads)"
+        ))  # fmt: skip
 
     def _may_run(self, job):
         if job.kind == REQUEST:
@@ -767,6 +776,11 @@ class Agent:
                 if last or type(error) is not RuntimeError:
                     raise
                 time.sleep(_SLICE / 2)
+
+
+def _common(names):
+    """The most common of them in words: "3 x f, 2 x g"."""
+    return ", ".join(f"{n} x {name}" for name, n in collections.Counter(names).most_common(5)) or "none"
 
 
 def _waits_for_future(fn, args):

@@ -1,5 +1,6 @@
 """Errors that cross from one worker to another."""
 
+import contextlib
 import pickle
 import traceback
 
@@ -17,11 +18,32 @@ class RemoteError(RuntimeError):
     """A call raised an exception whose class this process cannot make."""
 
 
+_HOPS = 8  # callers of callers whose tracebacks an error carries, at each end of the chain
+_TEXT = 32_000  # characters of one worker's text
+
+
+def _cut(text):
+    """The ends of a long text, since one that repeats its cause's would double with each caller."""
+    return text if len(text) <= _TEXT else f"{text[: _TEXT // 2]}\n[...]\n{text[-_TEXT // 2 :]}"
+
+
+def _told(me, error):
+    """(what the error says where it was raised, [what each worker adds through which it has come])."""
+    origin, hops = getattr(error, "_rpc_told", (None, []))
+    if origin is None:
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        return _cut(f"On {me}:\n{error!r}\n{trace}"), []
+    hop = _cut(f"\nOn {me}, which waited for that:\n{''.join(traceback.format_tb(error.__traceback__))}")
+    if len(hops) == 2 * _HOPS:
+        hops = hops[:_HOPS] + hops[_HOPS + 1 :]
+    return origin, [*hops, hop]
+
+
 def pack_error(me, error):
     """The bytes of an exception: its class and attributes if they can be pickled, and its text."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    parts = str(me), repr(error), text
-    for made in ((type(error), error.args, error.__dict__), (type(error), (), {}), (None, (), {})):
+    parts = _told(me, error)
+    attributes = {name: value for name, value in error.__dict__.items() if name != "_rpc_told"}
+    for made in ((type(error), error.args, attributes), (type(error), (), {}), (None, (), {})):
         try:
             data = pickle.dumps((parts, pickle.dumps(made)))
             pickle.loads(pickle.loads(data)[1])
@@ -33,8 +55,16 @@ def pack_error(me, error):
 
 def unpack_error(parts, made):
     """The exception of `pack_error`: of its class, with PyTorch's text."""
-    where, shown, trace = parts
-    text = f"On {where}:\n{shown}\n{trace}"
+    origin, hops = parts
+    between = "\n(more workers between)\n" if len(hops) == 2 * _HOPS else ""
+    error = _made("".join([origin, *hops[:_HOPS], between, *hops[_HOPS:]]), made)
+    with contextlib.suppress(Exception):  # a class that takes no attributes
+        error._rpc_told = parts
+    return error
+
+
+def _made(text, made):
+    """The exception with this text."""
     try:
         kind, args, attributes = _pickling.loads(made, (), ())
     except Exception:  # the class is not here, or its pickle raises
