@@ -21,6 +21,7 @@ FILES = """
     _archives
     _callbacks
     _closures
+    _convolutions
     _datasets
     _dtypes
     _facade

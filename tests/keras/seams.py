@@ -232,6 +232,52 @@ def test_images_stay_in_their_layout(name, padding):
         pydist.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("activation", [None, "relu", "tanh"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"padding": "same", "strides": 2},
+        {"groups": 2, "dilation_rate": 2},
+        {"data_format": "channels_first"},
+        {"padding": "same", "data_format": "channels_first", "dilation_rate": (1, 2)},
+    ],
+)
+def test_s12_convolutions_add_their_bias(options, activation, float64):
+    """Against Keras' own operations, one after the other."""
+
+    class Apart(keras.layers.Conv2D):
+        def convolution_op(self, inputs, kernel):
+            calls.append(1)
+            return super().convolution_op(inputs, kernel)
+
+    calls, results = [], []
+    x = pydist.randn(
+        *(2, 4, 9, 10) if "data_format" in options else (2, 9, 10, 4), dtype=pydist.float64
+    ).requires_grad_()
+    layers = [kind(6, (3, 2), activation=activation, **options) for kind in (keras.layers.Conv2D, Apart)]
+    weights = [pydist.randn(3, 2, 4 // options.get("groups", 1), 6).numpy(), pydist.randn(6).numpy()]
+    for layer in layers:
+        layer.build(x.shape)
+        layer.set_weights(weights)
+        y = layer(x)
+        loss = (y * pydist.arange(y.numel(), dtype=pydist.float64).reshape(y.shape)).sum()
+        results.append([y, *pydist.autograd.grad(loss, [x, layer.kernel.value, layer.bias.value])])
+    assert calls
+    for ours, theirs in zip(*results, strict=True):
+        pydist.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-11)
+
+
+def test_s12_one_operation_makes_the_output():
+    layer = keras.layers.Conv2D(8, 3, activation="relu")
+    x = pydist.randn(2, 9, 9, 3)
+    layer(x)
+    with pydist.profiler.profile() as record:
+        layer(x)
+    names = {event.name for event in record.events()}
+    assert "conv2d" in names and "add" not in names, names
+
+
 def test_s8_other_frameworks_are_out_of_reach(monkeypatch):
     """Also where they are there: a module of that name changes nothing."""
     monkeypatch.setitem(sys.modules, "tensorflow", pydist)
