@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pydist
+from lib.ranks import LONG
 from pydist import keras
 from pydist.distribute import MirroredStrategy
 from pydist.testing import run_ranks
@@ -102,10 +103,11 @@ def results(make, steps, strategy=None, **options):
 
 
 SHORT = [pytest.param(mlp, 20), pytest.param(convnet, 20)]
-LONG = [pytest.param(make, 200, marks=pytest.mark.slow) for make in (mlp, convnet, resnet20, lstm, transformer)]
+STEPS = 200 if LONG else 60
+ALL = [pytest.param(make, STEPS, marks=pytest.mark.slow) for make in (mlp, convnet, resnet20, lstm, transformer)]
 
 
-@pytest.mark.parametrize("make, steps", [*SHORT, *LONG])
+@pytest.mark.parametrize("make, steps", [*SHORT, *ALL])
 def test_bits_of_python(make, steps):
     found, how = results(make, steps)
     assert how == ["replayed"] * 3
@@ -113,7 +115,7 @@ def test_bits_of_python(make, steps):
 
 
 # Ranks in threads record in turns, so each needs more steps until it replays.
-@pytest.mark.parametrize("make, steps", [pytest.param(mlp, 60), *LONG])
+@pytest.mark.parametrize("make, steps", [pytest.param(mlp, 60), *ALL])
 def test_bits_of_python_on_two_ranks(make, steps):
     found = [run_ranks(2, lambda rank, eager=eager: results(make, steps, MirroredStrategy(), run_eagerly=eager), timeout=300)
              for eager in (False, True)]  # fmt: skip
