@@ -4,6 +4,7 @@ import copy
 import threading
 
 from pydist import _C, _replay
+from pydist._notes import note
 from pydist.data import spec, state, streams
 from pydist.data.spec import DatasetSpec, TensorSpec, UNKNOWN
 from pydist.data.step import GOLDEN, MASK, NoElement, Run, Step, each
@@ -22,15 +23,6 @@ def arguments(tree, leaves):
 def function_name(fn):
     """What messages call a function."""
     return getattr(fn, "__qualname__", None) or type(fn).__qualname__
-
-
-def note(error, where):
-    """Adds a line to an exception: where it was raised."""
-    if hasattr(error, "add_note"):
-        if where not in getattr(error, "__notes__", ()):
-            error.add_note(where)
-    elif len(error.args) == 1 and isinstance(error.args[0], str):  # Python 3.10
-        error.args = (f"{error.args[0]}\n{where}",)
 
 
 class Function:

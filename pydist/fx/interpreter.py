@@ -1,5 +1,6 @@
 """Interpreter: runs a graph node by node. Transformer: makes a graph of another one."""
 
+from pydist._notes import note
 from pydist.fx.graph import Graph
 from pydist.fx.graph_module import GraphModule
 from pydist.fx.node import map_aggregate, map_arg
@@ -43,8 +44,7 @@ class Interpreter:
             try:
                 self.env[node] = self.run_node(node)
             except Exception as error:
-                if hasattr(error, "add_note"):
-                    error.add_note(f"While executing {node.format_node()}")
+                note(error, f"While executing {node.format_node()}")
                 raise
             if self.garbage_collect_values:
                 for used in self.user_to_last_uses.get(node, ()):

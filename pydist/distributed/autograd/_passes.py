@@ -18,6 +18,7 @@ which tells all workers to give up; they put the context's gradients back to wha
 import threading
 
 from pydist import _C
+from pydist._notes import note
 from pydist.distributed.autograd import _contexts
 from pydist.distributed.autograd._contexts import messages_behind, sender_of, wait_for
 from pydist.futures import Future, collect_all
@@ -272,8 +273,7 @@ class Pass:
         where = f"Error on Node {self._me}"
         if type(error) in (Exception, RuntimeError):
             return RuntimeError(f"{where}: {error}").with_traceback(error.__traceback__)
-        if hasattr(error, "add_note"):
-            error.add_note(f"{where}, in a pass of distributed autograd that worker {self.root} leads")
+        note(error, f"{where}, in a pass of distributed autograd that worker {self.root} leads")
         return error
 
 

@@ -7,6 +7,7 @@ from itertools import count
 
 import pydist
 from pydist import _C
+from pydist._notes import note
 from pydist.distributed._group import process_group as groups
 from pydist.distributed.autograd import _contexts
 from pydist.distributed.optim.functional import registered
@@ -189,9 +190,7 @@ def _results(futures):
         except Exception as error:
             errors.append(error)
     for error in errors[1:]:
-        note = f"also: {type(error).__name__}: {error}"
-        if hasattr(errors[0], "add_note") and note not in getattr(errors[0], "__notes__", ()):
-            errors[0].add_note(note)
+        note(errors[0], f"also: {type(error).__name__}: {error}")
     if errors:
         raise errors[0]
     return results

@@ -9,6 +9,7 @@ import statistics
 
 import pydist
 from pydist import _C
+from pydist._notes import note
 from pydist.distributed import member
 from pydist.distributed._group import process_group
 from pydist.distributed._group.logical import current
@@ -39,8 +40,8 @@ class Attempt(Step):
         return self
 
     def __exit__(self, kind, error, trace):
-        if error is not None and self._shard is not None and hasattr(error, "add_note"):
-            error.add_note(f"in logical shard {self._shard} of step {self.number}")
+        if error is not None and self._shard is not None:
+            note(error, f"in logical shard {self._shard} of step {self.number}")
         try:
             if kind is None:
                 self.pass_gate()

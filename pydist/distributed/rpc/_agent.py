@@ -604,7 +604,7 @@ class Agent:
             self.running -= 1
         runs, waits = list(self.runs.values()), [a for a in list(self.answers.values()) if a.waiter is not None]
         waits = [f"{answer.what} at {self.workers[answer.to].name}" for answer in waits]
-        self.answer(job, None, RuntimeError(
+        self.answer(job, [], RuntimeError(
             f"rpc: {self.me.name} has {len(self.threads)} threads, and all of them run calls ({_common(run.what for run in runs)}) "
             f"or wait in them ({_common(waits)}) (expected fewer calls inside of calls, or more num_worker_threads)"
         ))  # fmt: skip
@@ -680,14 +680,14 @@ class Agent:
                     )
             except BaseException as error:
                 fn = args = kwargs = None
-                self.answer(job, None, error)
+                self.answer(job, [], error)
                 return
             fn = args = kwargs = None
             if waits:
                 value._when_done(lambda future: self._answer_with(job, future))
                 return
             holder, value = [value], None
-            self.answer(job, holder.pop(), None)
+            self.answer(job, holder, None)
 
     def _confirm(self, rref):
         """Waits until the owner counts this copy of a reference."""
@@ -702,10 +702,12 @@ class Agent:
         context = _autograd().entered(job.context) if job.context else contextlib.nullcontext()
         with context:
             error = future.exception()
-            self.answer(job, None if error is not None else future.value(), error)
+            self.answer(job, [] if error is not None else [future.value()], error)
 
-    def answer(self, job, value, error):
-        """Answers a call with a value or an error."""
+    def answer(self, job, holder, error):
+        """Answers a call with an error, or with the value that is taken out of the list `holder`. So nobody else has that,
+        and its memory may go back."""
+        value = None if error is not None else holder.pop()
         if job.kind == REMOTE:
             if error is not None:
                 error = error if isinstance(error, Exception) else RuntimeError(repr(error))
@@ -724,9 +726,9 @@ class Agent:
         del value
         if error is not None:
             payload = pack_error(self.me, error), [], []
-        holder, payload = [payload], None
+        given, payload = [payload], None
         try:
-            self._post(job.sender, kind, job.number, holder.pop(), given=True)
+            self._post(job.sender, kind, job.number, given.pop(), given=True)
         except _C.DistError:
             pass  # it is gone, or this agent shuts down
         except Exception as failure:

@@ -5,6 +5,7 @@ import pickle
 import traceback
 
 from pydist import _C
+from pydist._notes import note
 from pydist.distributed.rpc import _pickling
 
 __all__ = ["RemoteError", "RpcTimeout"]
@@ -78,8 +79,7 @@ def _made(text, made):
     except Exception:
         try:
             error = kind(*args)
-            if hasattr(error, "add_note"):  # from Python 3.11 on
-                error.add_note(text)
+            note(error, text)
         except Exception:
             return RemoteError(text)
     try:
