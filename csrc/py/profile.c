@@ -52,35 +52,42 @@ static int32_t stack(void) {
     return result;
 }
 
+#define RECORDING "pydist.recording"
+
+static void free_recording(PyObject *capsule) { pd_profile_free(PyCapsule_GetPointer(capsule, RECORDING)); }
+
 static PyObject *start(PyObject *module, PyObject *args) {
     Py_ssize_t most;
-    int shapes, memory, want_stack, gpu;
+    int shapes, memory, want_stack, gpu, alone, this_thread;
+    pd_recording *r;
     (void)module;
-    if (!PyArg_ParseTuple(args, "npppp:_profile_start", &most, &shapes, &memory, &want_stack, &gpu)) return NULL;
+    if (!PyArg_ParseTuple(args, "npppppp:_profile_start", &most, &shapes, &memory, &want_stack, &gpu, &alone,
+                          &this_thread))
+        return NULL;
     if (most < 1) return PyErr_Format(PyExc_ValueError, "profiler: max_events is %zd (expected at least 1)", most);
+    if (!alone && (want_stack || gpu))
+        return PyErr_Format(PyExc_ValueError, "profiler: a recording beside others has neither stacks nor GPUs "
+                                              "(expected alone=True)");
     const pd_profile how = {.most = (size_t)most, .shapes = shapes, .held = memory ? pd_device_cpu_bytes : NULL,
+                            .alone = alone, .this_thread = this_thread,
                             .stack = want_stack ? stack : NULL, .gpu_begin = gpu ? pd_gpu_point : NULL,
                             .gpu_end = gpu ? pd_gpu_point_after : NULL};
-    if (gpu && !pd_profile_is_on()) PD_PY_TRY(pd_gpu_points_start());
+    if (gpu && !pd_profile_has_alone()) PD_PY_TRY(pd_gpu_points_start());
     PyObject *fresh = want_stack ? PyDict_New() : NULL;
     if (want_stack && !fresh) return NULL;
-    pd_status status = pd_profile_start(&how);
+    pd_status status = pd_profile_start(&how, &r);
     if (status) Py_XDECREF(fresh);
-    else Py_XSETREF(stacks, fresh);
+    else if (alone) Py_XSETREF(stacks, fresh);
     if (status) return pd_py_raise(status);
-    Py_RETURN_NONE;
-}
-
-static PyObject *stop(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    pd_profile_stop();
-    Py_RETURN_NONE;
+    PyObject *capsule = PyCapsule_New(r, RECORDING, free_recording);
+    if (!capsule) pd_profile_free(r);
+    return capsule;
 }
 
 /* [new] (results, shapes): how many of the shapes belong to results, and all shapes. */
-static PyObject *shapes_of(const pd_event *e) {
+static PyObject *shapes_of(const pd_recording *r, const pd_event *e) {
     if (!e->dims) Py_RETURN_NONE;
-    const int64_t *d = pd_profile_dims(e);
+    const int64_t *d = pd_profile_dims(r, e);
     long results = (long)*d++;
     PyObject *list = PyList_New(0);
     while (list && *d != -2) {
@@ -104,8 +111,8 @@ static PyObject *gpu_of(const pd_event *e) {
     return Py_BuildValue("(iLL)", device, (long long)from, (long long)to);
 }
 
-static PyObject *row(const pd_event *e) {
-    PyObject *shapes = shapes_of(e), *gpu = shapes ? gpu_of(e) : NULL;
+static PyObject *row(const pd_recording *r, const pd_event *e) {
+    PyObject *shapes = shapes_of(r, e), *gpu = shapes ? gpu_of(e) : NULL;
     if (shapes && !gpu) Py_DECREF(shapes);
     return !gpu ? NULL
                    : Py_BuildValue("(ssLLLLLiNN)", e->name, pd_timespan_kind_names[e->kind], (long long)e->lane,
@@ -113,17 +120,22 @@ static PyObject *row(const pd_event *e) {
                                    (int)e->stack, shapes, gpu);
 }
 
-static PyObject *take(PyObject *module, PyObject *unused) {
+static PyObject *stop(PyObject *module, PyObject *args) {
+    PyObject *capsule;
+    int with_stacks;
     size_t count;
     uint64_t dropped;
-    (void)module, (void)unused;
-    if (pd_profile_is_on())
-        return PyErr_Format(PyExc_RuntimeError, "profiler: the profiler is running (expected to be stopped first)");
-    const pd_event *events = pd_profile_events(&count, &dropped);
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Op:_profile_stop", &capsule, &with_stacks)) return NULL;
+    pd_recording *r = PyCapsule_GetPointer(capsule, RECORDING);
+    if (!r) return NULL;
+    pd_profile_stop(r);
+    const pd_event *events = pd_profile_events(r, &count, &dropped);
     PD_PY_TRY(pd_gpu_points_wait());
-    PyObject *list = PyList_New((Py_ssize_t)count), *known = stacks ? Py_NewRef(stacks) : PyDict_New();
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    PyObject *known = with_stacks && stacks ? Py_NewRef(stacks) : PyDict_New();
     for (size_t i = 0; list && i < count; i++) {
-        PyObject *tuple = row(&events[i]);
+        PyObject *tuple = row(r, &events[i]);
         if (!tuple) Py_CLEAR(list);
         else PyList_SET_ITEM(list, (Py_ssize_t)i, tuple);
     }
@@ -132,8 +144,7 @@ static PyObject *take(PyObject *module, PyObject *unused) {
         Py_XDECREF(known);
         return NULL;
     }
-    pd_profile_clear();
-    Py_CLEAR(stacks);
+    if (with_stacks) Py_CLEAR(stacks);
     return Py_BuildValue("(NKN)", list, (unsigned long long)dropped, known);
 }
 
@@ -148,28 +159,33 @@ static PyObject *span_end(PyObject *module, PyObject *args) {
     const char *bytes, *name;
     Py_ssize_t size;
     pd_timespan span;
+    long long thread = 0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "y#s:_span_end", &bytes, &size, &name)) return NULL;
+    if (!PyArg_ParseTuple(args, "y#s|L:_span_end", &bytes, &size, &name, &thread)) return NULL;
     if (size != sizeof span)
         return PyErr_Format(PyExc_ValueError, "_span_end: got %zd bytes (expected the value that _span_begin returned)",
                             size);
     memcpy(&span, bytes, sizeof span);
-    pd_timespan_end(&span, PD_SPAN_USER, name, 0);
+    if (thread) pd_timespan_end_in(&span, PD_SPAN_ASYNC, name, 0, thread);
+    else pd_timespan_end(&span, PD_SPAN_USER, name, 0);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {
     {"_profile_start", start, METH_VARARGS,
-     "_profile_start(max_events, shapes, memory, stack, gpu): starts recording events; see pydist.profiler."},
-    {"_profile_stop", stop, METH_NOARGS, "_profile_stop(): stops recording; does nothing when the profiler is off."},
-    {"_profile_take", take, METH_NOARGS,
-     "_profile_take() -> (events, dropped, stacks)\n\nReturns the recorded events and forgets them. Each is (name, "
-     "kind, lane, begin, end, bytes, held, stack, None or (results, shapes), None or (GPU, begin, end since the "
-     "start)), with times of the monotonic clock in ns. dropped: how many events found no room. stacks: the number of "
+     "_profile_start(max_events, shapes, memory, stack, gpu, alone, this_thread) -> recording\n\nStarts to record the "
+     "events of the process, or of this thread. alone: only if no other such recording runs; the others have neither "
+     "stacks nor GPUs. See pydist.profiler."},
+    {"_profile_stop", stop, METH_VARARGS,
+     "_profile_stop(recording, stacks) -> (events, dropped, stacks)\n\nStops a recording and returns its events. Each "
+     "is (name, kind, lane, begin, end, bytes, held, stack, None or (results, shapes), None or (GPU, begin, end since "
+     "the start)), with times of the monotonic clock in ns. dropped: how many events found no room. stacks: the number of "
      "each stack."},
     {"_span_begin", span_begin, METH_NOARGS,
      "_span_begin() -> bytes | None\n\nBegins a span of the profiler; None while the profiler is off."},
-    {"_span_end", span_end, METH_VARARGS, "_span_end(span, name): ends the span that _span_begin returned."},
+    {"_span_end", span_end, METH_VARARGS,
+     "_span_end(span, name, thread=0): ends the span that _span_begin returned. thread: the one that began it, if "
+     "another one may end it; the span then need not nest."},
     {0},
 };
 

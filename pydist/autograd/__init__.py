@@ -29,7 +29,7 @@ __all__ = [
 
 
 def __getattr__(name):
-    if name in ("graph", "profiler"):
+    if name in ("graph", "profiler", "profiler_legacy"):
         from importlib import import_module
 
         return import_module(f"pydist.autograd.{name}")

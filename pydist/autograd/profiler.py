@@ -19,7 +19,9 @@ __all__ = [
 
 
 class profile:
-    """Records what runs inside the context. See pydist.profiler.profile, which also has schedules.
+    """Records what runs inside the context. See pydist.profiler.profile, which also has schedules. This one also
+    records calls to other workers (pydist.distributed.rpc) and what these do for them: events with `is_remote` and
+    `node_id`, named "rpc_sync#aten::add(worker0 -> worker1)" and "<the call>#remote_op: add".
 
     >>> import pydist
     >>> with pydist.autograd.profiler.profile() as prof:
@@ -51,7 +53,7 @@ class profile:
             warnings.warn("profile: there is no GPU to profile; pydist records only the CPU", stacklevel=2)
         self.enabled = enabled
         self._recording = Recording(record_shapes=record_shapes, profile_memory=profile_memory, with_stack=with_stack,
-                                    with_flops=with_flops, max_events=max_events, gpu=gpu and cuda._real())  # fmt: skip
+                                    with_flops=with_flops, max_events=max_events, gpu=gpu and cuda._real(), calls=True)  # fmt: skip
 
     def __enter__(self):
         if self.enabled:

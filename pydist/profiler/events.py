@@ -33,7 +33,6 @@ class Interval:
 class _Times:
     """The common part of events and averages: means, texts, and zeros for devices that do not exist."""
 
-    node_id = -1
     device_type = DeviceType.CPU
     cuda_time_total = property(lambda self: self.device_time_total)
     self_cuda_time_total = property(lambda self: self.self_device_time_total)
@@ -64,16 +63,19 @@ class _Times:
 class FunctionEvent(_Times):
     """One span: `name`, `thread` (the system's number, or the line of a group), `time_range`, `input_shapes`, `stack`
     (innermost line first), `flops`, `bytes` (read and written by its own kernel), memory that tensors gained, parent
-    and children. `device_index` and `device_time_range` of the work that it gave a GPU, or None."""
+    and children. `device_index` and `device_time_range` of the work that it gave a GPU, or None. `node_id`: the worker
+    where it was, if it is a call to another worker or `is_remote`, something that the other worker did for the call."""
 
     __slots__ = ("id", "name", "kind", "thread", "time_range", "input_shapes", "stack", "flops", "bytes", "cpu_memory_usage",
-                 "cpu_children", "cpu_parent", "device_index", "device_time_range")  # fmt: skip
+                 "cpu_children", "cpu_parent", "device_index", "device_time_range", "is_remote", "node_id")  # fmt: skip
     count = 1
 
     def __init__(
-        self, id, name, kind, thread, start, end, *, shapes=None, stack=(), flops=0, bytes=0, memory=0, device=None
-    ):
+        self, id, name, kind, thread, start, end, *, shapes=None, stack=(), flops=0, bytes=0, memory=0, device=None,
+        node_id=-1, is_remote=False,
+    ):  # fmt: skip
         self.id, self.name, self.kind, self.thread = id, name, kind, thread
+        self.node_id, self.is_remote = node_id, is_remote
         self.time_range = Interval(start, end)
         self.input_shapes, self.stack, self.flops, self.bytes = shapes, stack, flops, bytes
         self.cpu_memory_usage = memory
@@ -88,8 +90,8 @@ class FunctionEvent(_Times):
 
     @property
     def is_async(self):
-        """Whether this is a collective in progress, which takes no time of a thread."""
-        return self.kind == "communication"
+        """Whether this is a collective or a call in progress, which takes no time of a thread."""
+        return self.kind in ("communication", "rpc", "async")
 
     @property
     def is_user_annotation(self):
@@ -132,7 +134,7 @@ class FunctionEventAvg(_Times):
     """The sums over events of one key: `count`, times in microseconds, memory and bytes, FLOPs."""
 
     def __init__(self):
-        self.key, self.kind, self.count, self.cpu_parent = None, None, 0, None
+        self.key, self.kind, self.count, self.cpu_parent, self.node_id = None, None, 0, None, -1
         self.cpu_time_total = self.self_cpu_time_total = self.device_time_total = self.self_device_time_total = 0.0
         self.cpu_memory_usage = self.self_cpu_memory_usage = self.bytes = self.flops = 0
         self.input_shapes, self.stack, self.is_async = None, (), False
@@ -140,7 +142,7 @@ class FunctionEventAvg(_Times):
     def add(self, other):
         """Adds an event, or an average with the same key. Returns self."""
         if self.key is None:
-            self.key, self.kind, self.is_async = other.key, other.kind, other.is_async
+            self.key, self.kind, self.is_async, self.node_id = other.key, other.kind, other.is_async, other.node_id
             self.input_shapes, self.stack = other.input_shapes, other.stack
         self.count += other.count
         for name in ("cpu_time_total", "self_cpu_time_total", "device_time_total", "self_device_time_total", "cpu_memory_usage",
@@ -211,7 +213,7 @@ class EventList(list):
         found = defaultdict(FunctionEventAvg)
         for e in self:
             shapes = str(e.input_shapes) if group_by_input_shapes else ""
-            found[e.key, e.kind, shapes, tuple(e.stack[:group_by_stack_n])].add(e)
+            found[e.key, e.kind, e.node_id, shapes, tuple(e.stack[:group_by_stack_n])].add(e)
         for average in found.values():
             average.stack = average.stack[:group_by_stack_n]
             if not group_by_input_shapes:
@@ -251,7 +253,7 @@ def _nest(events):
     lanes = defaultdict(list)
     for e in events:
         if not e.is_async:
-            lanes[e.thread].append(e)
+            lanes[e.node_id, e.thread].append(e)
     for lane in lanes.values():
         lane.sort(key=lambda e: (e.time_range.start, -e.time_range.end, -e.id))
         open_events = []
@@ -280,21 +282,30 @@ def _lines(stacks):
     }
 
 
-def from_rows(rows, dropped, stacks, start, options):
-    """The events of `_C._profile_take()`. `start`: the monotonic ns from which times count. Options: record_shapes,
-    profile_memory, with_flops."""
+def _title(name, kind, aten):
+    if name.endswith("Backward"):
+        return name
+    if aten and kind in ("op", "in place"):
+        name = f"aten::{name}"
+    return _TITLES.get(kind, "{}").format(name)
+
+
+def from_rows(rows, dropped, stacks, start, options, aten=False):
+    """The events of `_C._profile_stop` and of a Listener. `start`: the monotonic ns from which times count. Options:
+    record_shapes, profile_memory, with_flops. aten: names of ops are PyTorch's."""
     lines, events = _lines(stacks), []
-    for i, (name, kind, lane, begin, end, moved, held, stack, shapes, device) in enumerate(rows):
+    for i, (name, kind, lane, begin, end, moved, held, stack, shapes, device, *place) in enumerate(rows):
         count, results = 0, 0
         if shapes is not None:
             results, shapes = shapes
             count = _flops.count(name, kind, shapes[:results], shapes[results:])
-        title = name if name.endswith("Backward") else _TITLES.get(kind, "{}").format(name)
+        before, node = place or ("", -1)
         events.append(
             FunctionEvent(
-                i, title, kind, lane, (begin - start) / 1e3, (end - start) / 1e3,
+                i, before + _title(name, kind, aten), kind, lane, (begin - start) / 1e3, (end - start) / 1e3,
                 shapes=shapes[results:] if shapes is not None and options["record_shapes"] else None,
                 stack=lines.get(stack, ()), flops=count, bytes=moved, memory=held, device=device,
+                node_id=node, is_remote=bool(before),
             )
         )  # fmt: skip
     _nest(events)

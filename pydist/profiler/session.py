@@ -1,12 +1,14 @@
 """One profiling session: when it records, and what happens with the recorded events."""
 
 import json
+import threading
 import time
 import warnings
 from enum import Enum
 from functools import wraps
 
 from pydist import _C, cuda
+from pydist.profiler.calls import Listener
 from pydist.profiler.events import EventList, from_rows
 from pydist.profiler.trace import write
 
@@ -84,15 +86,35 @@ class record_function:
         if not isinstance(name, str):
             raise TypeError(f"record_function: name is {type(name).__name__} (expected str)")
         self.name, self.args, self._spans = name, args, []
+        self._ends_later = False
 
     def __enter__(self):
         self._spans.append(_C._span_begin())
         return self
 
     def __exit__(self, *error):
-        span = self._spans.pop()
+        span = self._spans.pop() if self._spans else None
         if span is not None:
             _C._span_end(span, self.name)
+
+    def _call_end_callbacks_on_future(self, future):
+        """Ends the span when the future is done, in place of the block's end. Returns a future with the same value,
+        which is done after that."""
+        if self._ends_later:
+            raise RuntimeError(
+                f"record_function {self.name!r}: _call_end_callbacks_on_future can only be called once. (expected one future)"
+            )
+        if not self._spans:
+            raise RuntimeError(f"record_function {self.name!r}: it has not begun (expected a call in its block)")
+        self._ends_later = True
+        span, thread = self._spans.pop(), threading.get_native_id()
+
+        def end(done):
+            if span is not None:
+                _C._span_end(span, self.name, thread)
+            return done.value()
+
+        return future.then(end)
 
     def __call__(self, function):
         @wraps(function)
@@ -103,7 +125,7 @@ class record_function:
         return run
 
 
-def _epoch():
+def epoch():
     """The epoch's ns at time.monotonic_ns() 0, from the closest of some pairs of readings: another process may run
     between two."""
     looks = ((time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(8))
@@ -112,31 +134,53 @@ def _epoch():
 
 
 class Recording:
-    """Starts and stops the engine's recording, and keeps the last result: `events`, and `began`, ns of the epoch."""
+    """Starts and stops the engine's recording, and keeps the last result: `events`, and `began`, ns of the epoch.
 
-    def __init__(self, *, record_shapes, profile_memory, with_stack, with_flops, max_events, gpu=False):
+    calls: also record calls to other workers, and what these do for them. alone: start only if no other such recording
+    runs. this_thread: only what the thread does that starts it. aten: names of ops are PyTorch's."""
+
+    def __init__(self, *, record_shapes=False, profile_memory=False, with_stack=False, with_flops=False,
+                 max_events=1_000_000, gpu=False, calls=False, alone=True, this_thread=False, aten=False):  # fmt: skip
         self._options = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_flops": with_flops}
-        self._start = (max_events, bool(record_shapes or with_flops), bool(profile_memory), bool(with_stack), gpu)
-        self.running, self.events, self._raw = False, None, None
+        shapes = bool(record_shapes or with_flops)
+        self._start = max_events, shapes, bool(profile_memory), bool(with_stack), gpu, alone, this_thread
+        self._calls = Listener(shapes, bool(profile_memory), this_thread) if calls else None
+        self._aten = aten
+        self._recording = self.events = self._raw = None
+
+    def __getstate__(self):
+        """A copy in another process has the events, and does not record."""
+        return {**self.__dict__, "_recording": None, "_calls": None}
+
+    @property
+    def running(self):
+        """Whether it records now."""
+        return self._recording is not None
 
     def start(self):
         """Starts to record."""
-        _C._profile_start(*self._start)
-        self.running, self.events = True, None
+        self._recording, self.events = _C._profile_start(*self._start), None
+        if self._calls:
+            self._calls.rows = []
+            self._calls.start()
         self.monotonic = time.monotonic_ns()
-        self.began = _epoch() + self.monotonic
+        self.began = epoch() + self.monotonic
 
     def stop(self):
         """Stops to record, and takes the rows."""
-        _C._profile_stop()
-        self.running, self._raw = False, _C._profile_take()
+        recording, self._recording = self._recording, None
+        rows, dropped, stacks = _C._profile_stop(recording, self._start[3])
+        if self._calls:
+            self._calls.stop()
+            rows += self._calls.rows
+        self._raw = rows, dropped, stacks
 
     def take(self, op):
         """The events, made from the rows when they are first needed."""
         if self.running:
             raise RuntimeError(f"{op}: the profiler is running (expected stop(), or the end of its context, first)")
         if self._raw is not None:
-            self.events, self._raw = from_rows(*self._raw, self.monotonic, self._options), None
+            self.events, self._raw = from_rows(*self._raw, self.monotonic, self._options, self._aten), None
         if self.events is None:
             raise RuntimeError(
                 f"{op}: nothing was recorded yet (expected start(), or steps up to the schedule's active ones)"

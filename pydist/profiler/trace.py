@@ -10,7 +10,13 @@ import time
 # Times are microseconds since a multiple of this: the same for all ranks, and small enough for a double.
 _WEEK = 7 * 86400 * 10**9
 _CATEGORIES = {"user": "user_annotation", "communication": "communication"}
-_GROUPS = 10_000_000  # the line of group 0; no thread has this number
+# Spans that take no time of a thread have lines of their own: kind -> (the line of number 0, what the number is). No
+# thread has one of these numbers.
+_LINES = {
+    "communication": (10_000_000, "communication of group"),
+    "rpc": (30_000_000, "calls to worker"),
+    "async": (40_000_000, "asynchronous, thread"),
+}
 _GPUS = 20_000_000  # the line of GPU 0
 
 
@@ -34,27 +40,36 @@ def _args(e):
 
 
 def _line(e):
-    return _GROUPS + e.thread if e.is_async else e.thread
+    return _LINES.get(e.kind, (0, ""))[0] + e.thread
+
+
+def _line_name(e):
+    return f"{_LINES.get(e.kind, (0, 'thread'))[1]} {e.thread}"
 
 
 def _open(path, mode):
     return gzip.open(path, mode + "t") if os.fspath(path).endswith(".gz") else open(path, mode)
 
 
-def write(path, events, start=None, metadata=None):
-    """Writes the events. `start`: the epoch's ns at their time 0 (default: now); `metadata`: more top-level entries."""
+def write(path, events, start=None, metadata=None, bare=False):
+    """Writes the events. `start`: the epoch's ns at their time 0 (default: now); `metadata`: more top-level entries. bare:
+    only the list of events, as PyTorch's older profiler. What other workers did for calls stands at their ranks."""
     start = time.time_ns() if start is None else start
     base = start - start % _WEEK
     rank, world, backend = _rank()
 
-    def about(kind, line, **args):
-        return {"ph": "M", "name": kind, "pid": rank, "tid": line, "args": args}
+    def about(kind, line, process=rank, **args):
+        return {"ph": "M", "name": kind, "pid": process, "tid": line, "args": args}
+
+    def process_of(e):
+        return e.node_id if e.is_remote else rank
 
     found = [about("process_name", 0, name=f"rank {rank}"), about("process_labels", 0, labels=f"{socket.gethostname()}:{os.getpid()}"),
              about("process_sort_index", 0, sort_index=rank)]  # fmt: skip
-    for line, is_group in dict.fromkeys((_line(e), e.is_async) for e in events):
-        name = f"communication of group {line - _GROUPS}" if is_group else f"thread {line}"
-        found.append(about("thread_name", line, name=name))
+    for process, line, name in dict.fromkeys((process_of(e), _line(e), _line_name(e)) for e in events):
+        found.append(about("thread_name", line, process, name=name))
+    for other in sorted({process_of(e) for e in events} - {rank}):
+        found.append(about("process_name", 0, other, name=f"rank {other}"))
     for device in sorted({e.device_index for e in events if e.device_time_range}):
         found.append(about("thread_name", _GPUS + device, name=f"GPU {device}"))
     for e in events:
@@ -65,7 +80,7 @@ def write(path, events, start=None, metadata=None):
                 "args": {"External id": e.id, "device": e.device_index},
             })  # fmt: skip
         found.append({
-            "ph": "X", "cat": _CATEGORIES.get(e.kind, "cpu_op"), "name": e.name, "pid": rank, "tid": _line(e),
+            "ph": "X", "cat": _CATEGORIES.get(e.kind, "cpu_op"), "name": e.name, "pid": process_of(e), "tid": _line(e),
             "ts": (start - base) / 1e3 + e.time_range.start, "dur": e.time_range.elapsed_us(), "args": _args(e),
         })  # fmt: skip
     document = {
@@ -79,7 +94,7 @@ def write(path, events, start=None, metadata=None):
         "traceEvents": found,
     }
     with _open(path, "w") as file:
-        json.dump(document, file)
+        json.dump(found if bare else document, file)
 
 
 def merge_chrome_traces(path, *traces):

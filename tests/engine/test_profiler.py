@@ -14,6 +14,7 @@ import pytest
 
 import pydist
 from pydist import _C, nn
+from pydist.autograd.profiler_legacy import profile as legacy_profile
 from pydist.nn import functional as F
 from pydist.profiler import (
     ProfilerAction,
@@ -230,6 +231,34 @@ def test_one_profiler_at_a_time():
         _C._span_end(b"abc", "x")
     with pytest.warns(UserWarning, match="no GPU"):
         profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+
+
+def test_profilers_of_threads_run_beside_each_other_and_one_of_the_process():
+    found, all_began = {}, threading.Barrier(3)
+
+    def work(op):
+        all_began.wait()
+        with legacy_profile() as prof, record_function(op.__name__):
+            op(pydist.ones(2), 1)
+            with legacy_profile() as inner:
+                op(pydist.ones(2), 1)
+            all_began.wait()
+        found[op.__name__] = [e.name for e in prof.function_events], [e.name for e in inner.function_events]
+
+    threads = [threading.Thread(target=work, args=(op,)) for op in (pydist.add, pydist.sub)]
+    with profile() as prof:
+        for thread in threads:
+            thread.start()
+        all_began.wait()  # both profile from here on
+        all_began.wait()
+        for thread in threads:
+            thread.join()
+    for name in ("add", "sub"):
+        assert found[name] == ([name, f"aten::{name}", f"aten::{name}"], [f"aten::{name}"])
+        assert sum(e.name == name for e in prof.events()) == 3
+    recording = _C._profile_start(10, False, False, False, False, False, False)
+    del recording  # ends it
+    assert _C._span_begin() is None
 
 
 def test_the_buffer_is_bounded():

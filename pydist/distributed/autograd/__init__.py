@@ -19,6 +19,7 @@ tensor([2., 4.])
 from pydist import _C
 from pydist.distributed.autograd import _contexts, _passes
 from pydist.distributed.autograd._contexts import DistAutogradContext
+from pydist.profiler import record_function
 
 __all__ = ["backward", "context", "get_gradients", "is_available"]
 
@@ -79,7 +80,8 @@ def backward(context_id, roots, retain_graph=False, mode="smart"):
         raise RuntimeError("backward: No tensors provided for gradient computation (expected at least one root)")
     for i, root in enumerate(roots):
         _check_root(i, root)
-    _passes.run(context, roots, (bool(retain_graph), mode == "fast"))
+    with record_function("torch::distributed::autograd::backward"):
+        _passes.run(context, roots, (bool(retain_graph), mode == "fast"))
 
 
 def _check_root(i, root):

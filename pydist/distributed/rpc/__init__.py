@@ -13,7 +13,7 @@ RRef. Gradients flow through calls inside of `pydist.distributed.autograd.contex
 they belong to the same job; who belongs to it may run code in it, unless `allow` says what.
 """
 
-from pydist.distributed.rpc import functions, options
+from pydist.distributed.rpc import api, backend_registry, constants, functions, internal, options
 from pydist.distributed.rpc._agent import WorkerInfo
 from pydist.distributed.rpc._agent import current as _get_current_rpc_agent
 from pydist.distributed.rpc._agent import is_current as _is_current_rpc_agent_set
@@ -39,6 +39,7 @@ from pydist.distributed.rpc.api import (
 )
 from pydist.distributed.rpc.options import BackendType, RpcBackendOptions, TensorPipeRpcBackendOptions
 from pydist.distributed.rpc.rref import PyRRef, RRef
+from pydist.distributed.rpc.server_process_global_profiler import _server_process_global_profile
 
 __all__ = [
     "BackendType",
@@ -50,10 +51,13 @@ __all__ = [
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
     "allow",
+    "backend_registry",
+    "constants",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",
     "init_rpc",
+    "internal",
     "is_available",
     "leaks",
     "options",

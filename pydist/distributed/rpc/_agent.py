@@ -116,6 +116,7 @@ class Answer(Future):
         self.since = time.monotonic()
         self.until = self.since + limit if limit else None
         self.waiter = None  # the thread that waits for it
+        self.span = None  # a _spans.Span, if the call is profiled
         self._drive = self._read
 
     def _read(self):
@@ -132,11 +133,12 @@ Run = collections.namedtuple("Run", "what since sender number")  # a call that a
 class _Job:
     """A call that has arrived and does not run yet."""
 
-    __slots__ = ("kind", "sender", "number", "data", "tensors", "references", "context", "reference")
+    __slots__ = ("kind", "sender", "number", "data", "tensors", "references", "context", "reference", "record")
 
     def __init__(self, kind, sender, number, data, tensors, references, context, reference=None):
         self.kind, self.sender, self.number, self.data = kind, sender, number, data
         self.tensors, self.references, self.context, self.reference = tensors, references, context, reference
+        self.record = None  # a _spans.Record, if the caller wants one
 
 
 def _autograd():
@@ -224,17 +226,17 @@ class Agent:
 
     # ---- sending -----------------------------------------------------------------------------------------------------
 
-    def call(self, to, func, args=(), kwargs=None, timeout=None, kind=CALL, reference=None, wait=False):
+    def call(self, to, func, args=(), kwargs=None, timeout=None, kind=CALL, reference=None, wait=False, span=None):
         """Sends a call and returns its Answer. kind REMOTE: `reference` (references.Used) gets the value. wait: the
-        caller will wait for it, so this thread reads what comes from there right away."""
+        caller will wait for it, so this thread reads what comes from there right away. span: the call is profiled."""
         worker = to if isinstance(to, WorkerInfo) else self.worker(to)
         limit = self.timeout if timeout is None else timeout
         what = getattr(func, "__qualname__", None) or getattr(func, "__name__", None) or type(func).__name__
-        packed = (
-            _C._op_pack(func, args, kwargs) if kind == CALL and type(func) is _Op and worker.id != self.rank else None
-        )
+        plain = kind == CALL and type(func) is _Op and worker.id != self.rank and span is None
+        packed = _C._op_pack(func, args, kwargs) if plain else None
         if packed is None:
-            payload = _pickling.dumps((func, args, kwargs), _reference_type(), self._device_of(worker))
+            asked = (span.asked(),) if span is not None else ()
+            payload = _pickling.dumps((func, args, kwargs, *asked), _reference_type(), self._device_of(worker))
 
         def send(number, wait):
             if packed is not None:
@@ -242,7 +244,7 @@ class Agent:
             return self._post(worker.id, kind, number, payload, reference=reference, wait=wait)
 
         counted = int(packed is None and kind != REQUEST)  # by shutdown: who runs it counts it, too
-        return self._ask(worker, what, limit, counted, wait, send)
+        return self._ask(worker, what, limit, counted, wait, send, span)
 
     def in_context(self):
         """Whether this thread records what it sends, for distributed autograd."""
@@ -257,9 +259,10 @@ class Agent:
 
         return self._ask(self.workers[state.owner], "to_here", limit, 1, True, send)
 
-    def _ask(self, worker, what, limit, counted, wait, send):
+    def _ask(self, worker, what, limit, counted, wait, send, span=None):
         """The Answer of the call that send(number, seconds to wait) sends."""
         answer = Answer(self, worker.id, self.unique(), what, limit)
+        answer.span = span
         self.answers[answer.number] = answer
         error = self.gone.get(worker.id)
         if error is None and self.closing:
@@ -295,7 +298,10 @@ class Agent:
         answer = self.answers.pop(number, None)
         if answer is None:
             self._count("late_answers")
-        elif error is not None:
+            return
+        if answer.span is not None:
+            value = answer.span.end(value)
+        if error is not None:
             answer.set_exception(error)
         else:
             answer.set_result(value)
@@ -506,6 +512,8 @@ class Agent:
     def _give_up(self, answer, error):
         if self.answers.pop(answer.number, None) is None:
             return
+        if answer.span is not None:
+            answer.span.end(None)
         if answer.to != self.rank and not self.closing:
             self.put(answer.to, DROP, b"", answer.number)
             with contextlib.suppress(Exception):
@@ -665,14 +673,17 @@ class Agent:
                 if job.kind == OPCALL:
                     fn, args, kwargs = _C._op_run, (job.data, job.tensors), None
                 else:
-                    fn, args, kwargs = _pickling.loads(job.data, job.tensors, job.references)
+                    fn, args, kwargs, *asked = _pickling.loads(job.data, job.tensors, job.references)
+                    if asked:
+                        job.record = _record(self.rank, *asked[0])
                 references, job.data, job.tensors, job.references = job.references, None, (), ()
                 for reference in references:
                     self._confirm(reference)
                 name = getattr(fn, "__qualname__", str(fn))
                 self.runs[threading.current_thread()] = Run(name, time.monotonic(), job.sender, job.number)
                 waits = _waits_for_future(fn, args)
-                value = fn(*args, **(kwargs or {}))
+                with job.record or contextlib.nullcontext():
+                    value = fn(*args, **(kwargs or {}))
                 if waits and not isinstance(value, Future):
                     raise RuntimeError(
                         f"Functions decorated with @rpc.async_function must return a torch.futures.Future object, but got "
@@ -720,6 +731,7 @@ class Agent:
         kind = ANSWER if error is None else ERROR
         try:
             if error is None:
+                value = value if job.record is None else job.record.report(value)
                 payload = _pickling.dumps(value, _reference_type(), self._device_of(worker))
         except Exception as failure:
             kind, error = ERROR, failure
@@ -791,6 +803,12 @@ def _waits_for_future(fn, args):
     if marked is not None:
         return marked(*args)
     return hasattr(fn, "_wrapped_async_rpc_function")
+
+
+def _record(rank, shapes, memory):
+    from pydist.distributed.rpc._spans import Record
+
+    return Record(rank, shapes, memory)
 
 
 def _reference_type():

@@ -107,7 +107,8 @@ _PLAIN = {  # classes and functions that do nothing but hold what they are given
     "pydist.distributed.rpc._agent.WorkerInfo", "pydist.distributed.optim.optimizer._make",
     "pydist.distributed.optim.optimizer._step",
     "pydist.distributed.rpc.rref._backward", "pydist.distributed.rpc.rref._call_method",
-    "pydist.distributed.rpc.rref._fetch", "pydist.distributed.rpc.rref._type_of",
+    "pydist.distributed.rpc.rref._fetch", "pydist.distributed.rpc.rref._rref_typeof_on_owner",
+    "pydist.distributed.rpc._spans.Reported",
 }  # fmt: skip
 _OWN = {__name__, "pydist.distributed.autograd._contexts", "pydist.distributed.autograd._passes"}
 

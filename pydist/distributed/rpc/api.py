@@ -14,16 +14,17 @@ from pydist.distributed._group.rendezvous import find_place
 from pydist.distributed.rpc import _agent, _pickling
 from pydist.distributed.rpc._agent import WorkerInfo, check_name
 from pydist.distributed.rpc._errors import RpcTimeout
+from pydist.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from pydist.distributed.rpc.options import (
     BackendType,
     RpcBackendOptions,
     TensorPipeRpcBackendOptions,
-    UNSET_RPC_TIMEOUT,
     seconds,
 )
 from pydist.distributed.rpc.references import Owned, Used
 from pydist.distributed.rpc.rref import RRef, limit_of
 from pydist.futures import wait_all
+from pydist.profiler import calls
 
 __all__ = [
     "get_rpc_timeout",
@@ -174,7 +175,15 @@ def _call(to, func, args, kwargs, timeout, wait=False):
     agent = _agent.current()
     worker = agent.worker(to)
     args, kwargs = _check_call(func, args, kwargs)
-    return agent.call(worker, func, args, kwargs, limit_of(timeout), wait=wait)
+    span = _span("sync" if wait else "async", func, agent, worker) if calls.listening else None
+    return agent.call(worker, func, args, kwargs, limit_of(timeout), wait=wait, span=span)
+
+
+def _span(how, func, agent, worker):
+    """The Span of a call that a profiler of this process or thread wants; else None."""
+    from pydist.distributed.rpc._spans import Span
+
+    return Span(how, func, agent.me, worker) if calls.listeners() else None
 
 
 def remote(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
@@ -190,15 +199,16 @@ def remote(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
     agent = _agent.current()
     worker = agent.worker(to)
     args, kwargs = _check_call(func, args, kwargs)
+    span = _span("remote", func, agent, worker) if calls.listening else None
     number = agent.unique()
     if worker.id == agent.rank:
         state = Owned(number, agent.rank)
-        agent.call(worker, func, args, kwargs, limit_of(timeout), _agent.REMOTE, state)
+        state.made = agent.call(worker, func, args, kwargs, limit_of(timeout), _agent.REMOTE, state, span=span)
         return RRef._of(state)
     state = Used(agent.references, number, agent.unique(), worker.id)
     agent.references.used[state.fork] = state
     rref = RRef._of(state)
-    answer = agent.call(worker, func, args, kwargs, limit_of(timeout), _agent.REMOTE, state)
+    answer = agent.call(worker, func, args, kwargs, limit_of(timeout), _agent.REMOTE, state, span=span)
     state.made = answer
     confirmed = state.confirmed
     answer._when_done(lambda _: confirmed.set())

@@ -5,15 +5,9 @@ import math
 from datetime import timedelta
 
 from pydist import _C
+from pydist.distributed.rpc.constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 
 __all__ = ["BackendType", "RpcBackendOptions", "TensorPipeRpcBackendOptions"]
-
-DEFAULT_RPC_TIMEOUT_SEC = 60.0
-UNSET_RPC_TIMEOUT = -1.0
-DEFAULT_INIT_METHOD = "env://"
-DEFAULT_NUM_WORKER_THREADS = 16
-DEFAULT_SHUTDOWN_TIMEOUT = 0.0
-DEFAULT_PROCESS_GROUP_TIMEOUT = timedelta(milliseconds=2**31 - 1)
 
 
 class BackendType(enum.Enum):

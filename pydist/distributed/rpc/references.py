@@ -29,10 +29,11 @@ class Owned:
     """A value of this worker with its copies elsewhere. `arrived`: not only copies of the reference have come, but also
     the remote() that makes the value; they come from different workers, so in any order."""
 
-    __slots__ = ("__weakref__", "arrived", "forks", "future", "id", "owner")
+    __slots__ = ("__weakref__", "arrived", "forks", "future", "id", "made", "owner")
 
     def __init__(self, number, owner, arrived=True):
         self.id, self.owner, self.future, self.forks, self.arrived = number, owner, Future(), {}, arrived
+        self.made = None  # the Answer of the remote() that made the value, if this worker has called itself
 
 
 class Used:

@@ -3,7 +3,8 @@
 import typing
 
 from pydist.distributed.rpc import _agent, _pickling
-from pydist.distributed.rpc.options import UNSET_RPC_TIMEOUT, seconds
+from pydist.distributed.rpc.constants import UNSET_RPC_TIMEOUT
+from pydist.distributed.rpc.options import seconds
 from pydist.distributed.rpc.references import Owned
 
 __all__ = ["PyRRef", "RRef"]
@@ -82,6 +83,8 @@ class RRef(typing.Generic[_T]):
     tensor(2.)
     >>> rpc.shutdown()
     """
+
+    _type = None  # the Future of the value's class, once somebody has asked
 
     def __init__(self, value, type_hint=None):
         agent = _agent.current()
@@ -195,16 +198,23 @@ class RRef(typing.Generic[_T]):
             autograd.backward(dist_autograd_ctx_id, [value], retain_graph)
 
     def _get_type(self, timeout=UNSET_RPC_TIMEOUT, blocking=True):
-        """The class of the value; with blocking False a Future of it."""
-        answer = _agent.current().call(self._state.owner, _type_of, (self,), timeout=limit_of(timeout))
-        return answer.wait() if blocking else answer
+        """The class of the value; with blocking False a Future of it. The owner is asked once."""
+        if self._type is None:
+            from pydist.distributed.rpc import api
+
+            self._type = api.rpc_async(self.owner(), _rref_typeof_on_owner, (self,), timeout=timeout)
+        return self._type.wait() if blocking else self._type
 
     def _get_future(self):
         """The Future of the remote() that made the value, or of the value at its owner."""
         return self._state.future if self.is_owner() else self._state.made
 
+    def _get_profiling_future(self):
+        """A Future that is done when a profiler has the events of the remote() that made the value."""
+        return self._state.made
 
-def _type_of(rref):
+
+def _rref_typeof_on_owner(rref):
     return type(rref.local_value())
 
 
