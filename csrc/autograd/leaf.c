@@ -32,10 +32,16 @@ pd_status pd_call_grad_hooks(pd_hook *hooks, int index, pd_tensor **g) {
     return PD_OK;
 }
 
-static pd_status call_leaf_hooks(pd_tensor *leaf, pd_hook_kind kind) {
+static pd_status call_leaf_hooks(pd_tensor *leaf, pd_hook_kind kind, pd_tensor *arg) {
     for (pd_hook *h = leaf->meta ? leaf->meta->hooks : NULL; h; h = h->next)
-        if (h->kind == kind) PD_TRY(pd_hook_call(h, leaf));
+        if (h->kind == kind) PD_TRY(pd_hook_call(h, arg));
     return PD_OK;
+}
+
+static bool has_leaf_hooks(const pd_tensor *leaf) {
+    for (const pd_hook *h = leaf->meta ? leaf->meta->hooks : NULL; h; h = h->next)
+        if (h->kind == PD_HOOK_LEAF) return true;
+    return false;
 }
 
 /* Whether g is dense and nobody else holds its memory. A view of a whole tensor counts, if only the view keeps it
@@ -133,7 +139,7 @@ static pd_status call_sink(const pd_backward *b, pd_tensor *leaf, pd_tensor *g) 
     PD_TRY(apart(g, &own));
     pd_status status = b->sink(b->sink_ctx, leaf, own);
     pd_tensor_release(own);
-    return status;
+    return status ? status : call_leaf_hooks(leaf, PD_HOOK_LEAF, g);
 }
 
 pd_status pd_run_finish_leaf(pd_run *r, entry *e) {
@@ -154,8 +160,11 @@ pd_status pd_run_finish_leaf(pd_run *r, entry *e) {
     }
     if (b->sink && !(leaf->meta && leaf->meta->destination.owner)) return call_sink(b, leaf, e->one);
     PD_TRY(pd_leaf_accumulate(leaf, e->one, b->create_graph));
-    pd_tensor_release(e->one);
+    pd_tensor *g = has_leaf_hooks(leaf) ? e->one : NULL;
+    if (!g) pd_tensor_release(e->one);
     e->one = NULL;
-    PD_TRY(call_leaf_hooks(leaf, PD_HOOK_POST));
-    return call_leaf_hooks(leaf, PD_HOOK_READY);
+    pd_status status = call_leaf_hooks(leaf, PD_HOOK_POST, leaf);
+    if (g && !status) status = call_leaf_hooks(leaf, PD_HOOK_LEAF, g);
+    pd_tensor_release(g);
+    return status ? status : call_leaf_hooks(leaf, PD_HOOK_READY, leaf);
 }

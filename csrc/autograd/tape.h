@@ -35,6 +35,7 @@ typedef struct pd_saved {
 typedef enum pd_hook_kind {
     PD_HOOK_GRAD,  /* arg: pd_tensor **grad, which the hook may replace by a [new] one */
     PD_HOOK_POST,  /* of a leaf, called after .grad is written; arg: the leaf */
+    PD_HOOK_LEAF,  /* of a leaf, called after .grad is written or the sink has got the gradient; arg: the gradient */
     PD_HOOK_READY, /* of a leaf, in C only, called once in a backward when its gradient is final; arg: the leaf */
 } pd_hook_kind;
 

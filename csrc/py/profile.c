@@ -179,8 +179,8 @@ static PyMethodDef functions[] = {
     {"_profile_stop", stop, METH_VARARGS,
      "_profile_stop(recording, stacks) -> (events, dropped, stacks)\n\nStops a recording and returns its events. Each "
      "is (name, kind, lane, begin, end, bytes, held, stack, None or (results, shapes), None or (GPU, begin, end since "
-     "the start)), with times of the monotonic clock in ns. dropped: how many events found no room. stacks: the number of "
-     "each stack."},
+     "the start)), with times of the monotonic clock in ns. dropped: how many events found no room. stacks: the number "
+     "of each stack."},
     {"_span_begin", span_begin, METH_NOARGS,
      "_span_begin() -> bytes | None\n\nBegins a span of the profiler; None while the profiler is off."},
     {"_span_end", span_end, METH_VARARGS,

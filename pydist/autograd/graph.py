@@ -1,4 +1,11 @@
-"""What autograd keeps for backward: hooks for saved tensors, and the type of nodes."""
+"""What autograd keeps for backward: hooks for saved tensors, and the type of nodes.
+
+>>> import pydist
+>>> x = pydist.ones(2, requires_grad=True)
+>>> node = (x * 2).grad_fn
+>>> node, node.next_functions[0][0].variable is x
+(<MulBackward0>, True)
+"""
 
 import threading
 

@@ -633,7 +633,7 @@ def test_in_place_is_recorded():
     y = x * 2
     y.mul_(3)
     y += 1
-    assert y.tolist() == [7, 13] and y.grad_fn.name() == "add"
+    assert y.tolist() == [7, 13] and y.grad_fn.name() == "AddBackward0"
     y.sum().backward()
     assert x.grad.tolist() == [6, 6]
 
@@ -894,18 +894,52 @@ def test_detach_and_requires_grad():
 def test_graph_can_be_read():
     x, y = leaf(1.0), leaf(2.0)
     z = x * y + x
-    assert z.grad_fn.name() == "add" and (x.grad_fn, y.is_leaf, z.is_leaf) == (None, True, False)
+    assert z.grad_fn.name() == "AddBackward0" and (x.grad_fn, y.is_leaf, z.is_leaf) == (None, True, False)
     (product, k), (again, _) = z.grad_fn.next_functions
     assert (
-        product.name() == "mul"
+        product.name() == "MulBackward0"
         and k == 0
-        and again is x
+        and again.variable is x
         and product == z.grad_fn.next_functions[0][0]
         and hash(product) == hash(z.grad_fn.next_functions[0][0])
     )
-    assert [n for n, _ in product.next_functions] == [x, y] or [
-        n is m for (n, _), m in zip(product.next_functions, (x, y))
-    ] == [True, True]
+    assert [n.variable is m for (n, _), m in zip(product.next_functions, (x, y))] == [True, True]
+
+
+def test_a_leaf_in_a_graph_is_an_accumulate_grad(torch):
+    x, w = leaf(1.0), leaf(5.0)
+    y = x * 3 * w.detach()
+    node = (y + x).grad_fn.next_functions[1][0]
+    assert isinstance(node, pydist.autograd.graph.Node) and repr(node) == "<torch::autograd::AccumulateGrad>"
+    assert node.variable is x and node.next_functions == () and node.name() == "torch::autograd::AccumulateGrad"
+    assert (
+        node == y.grad_fn.next_functions[0][0].next_functions[0][0]
+        and len({node, (w * 1).grad_fn.next_functions[0][0]}) == 2
+    )
+    assert node != y.grad_fn and y.grad_fn.next_functions[1][0] is None and not hasattr(y.grad_fn, "variable")
+    del x
+    gc.collect()
+    x = node.variable  # the node keeps it
+    for library in (pydist, torch):
+        calls, a = [], library.ones(2, requires_grad=True)
+        for factor in (1, 2):
+            at = (a * 1).grad_fn.next_functions[0][0]
+            handle = at.register_hook(
+                lambda ins, outs, k=factor: calls.append((k, ins, outs[0].tolist(), a.grad.tolist()))
+            )
+        a.register_hook(lambda g: g + 1)
+        (a * 2).sum().backward()
+        assert library.autograd.grad((a * 2).sum(), a)[0].tolist() == [3, 3]  # nothing is accumulated: no call
+        want = [(k, (), [3.0, 3.0], [3.0, 3.0]) for k in (1, 2)]
+        assert (calls if library is pydist else calls[-1:]) == (want if library is pydist else want[1:])
+    handle = node.register_hook(lambda ins, outs: 3)
+    with pytest.raises(TypeError, match=r"returned int \(expected None or \(\)\)"):
+        (x * 2).backward()
+    handle.remove()
+    with pytest.raises(NotImplementedError, match="MulBackward0.*AccumulateGrad"):
+        y.grad_fn.register_hook(print)
+    kept = [node]
+    x.note = kept  # a cycle through the node, which the collector frees
 
 
 def test_dtypes_across_edges():
@@ -1065,7 +1099,7 @@ def test_threads_share_wrappers():
     def work(k):
         for _ in range(2000):
             y = x * 2
-            assert y.grad_fn.next_functions[0][0].note == 1
+            assert y.grad_fn.next_functions[0][0].variable.note == 1
             y.backward()
 
     run_threads(4, work)

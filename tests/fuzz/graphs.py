@@ -224,7 +224,7 @@ class Program:
         t, other = self.pick(), self.pick()
         ways = (lambda: self.kept.append(weakref.ref(t)), lambda: self.kept.append(weakref.ref(t, lambda r: self.kept[:3].clear())),
                 lambda: setattr(t, "friend", other), lambda: setattr(t, "me", t), lambda: self.kept.append(t.grad_fn),
-                lambda: self.kept.append(t.grad_fn.next_functions), lambda: self.add([n for n, _ in t.grad_fn.next_functions]))  # fmt: skip
+                lambda: self.kept.append(t.grad_fn.next_functions), lambda: self.add([getattr(n, "variable", None) for n, _ in t.grad_fn.next_functions]))  # fmt: skip
         self.random.choice(ways)()
 
     def alive(self):

@@ -425,3 +425,13 @@ def test_embedding_bag_in_the_old_order(torch):
         found.append((y.detach().numpy(), w.grad.numpy()))
     for ours, theirs in zip(*found):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+def test_a_sparse_leaf_in_a_graph_is_the_whole_tensor():
+    x = pydist.sparse_coo_tensor([[0, 1], [1, 0]], [3.0, 4.0], (2, 2), requires_grad=True)
+    nodes, found = [(x * 2).grad_fn], []
+    while nodes:
+        node = nodes.pop()
+        found += [node.variable] if not node.next_functions else []
+        nodes += [n for n, _ in node.next_functions if n is not None]
+    assert len(found) == 1 and found[0] is x

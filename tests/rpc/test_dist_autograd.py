@@ -362,8 +362,12 @@ def test_nodes_and_workers_of_a_context(world):
         assert not context._send_functions() and not context._recv_functions() and context._known_worker_ids() == {1}
         result = remote(2, pydist.add, x, y)
         (send,), (recv,) = context._send_functions().values(), context._recv_functions().values()
-        assert send.name() == "SendRpcBackward" and [of[0] is x for of in send.next_functions] == [True]
-        assert result.grad_fn == recv and recv.name() == "RecvRpcBackward" and recv.next_functions == ()
+        assert send.name() == "torch::distributed::autograd::SendRpcBackward"
+        assert [(of.name(), of.variable is x) for of, _ in send.next_functions] == [
+            ("torch::autograd::AccumulateGrad", True)
+        ]
+        assert result.grad_fn == recv and recv.name() == "torch::distributed::autograd::RecvRpcBackward"
+        assert recv.next_functions == ()
         assert context._known_worker_ids() == {1, 2}
         with pydist.no_grad():
             assert not remote(1, pydist.add, x, y).requires_grad

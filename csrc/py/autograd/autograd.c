@@ -1,5 +1,8 @@
 /* backward and grad, hooks, nodes, grad mode. */
+#include <string.h>
+
 #include "autograd/autocast.h"
+#include "autograd/remote.h"
 #include "base/mem.h"
 #include "py/py.h"
 
@@ -41,6 +44,27 @@ static pd_status call_leaf_hook(void *fn, void *leaf) {
     PyObject *t = pd_py_wrap(leaf), *result = t ? PyObject_CallOneArg(fn, t) : NULL;
     pd_status status = result ? PD_OK : pd_py_caught();
     Py_XDECREF(t);
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    return status;
+}
+
+/* fn(grad_inputs, grad_outputs): a leaf has no inputs. */
+static pd_status call_node_hook(void *fn, void *grad) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    bool mode = pd_grad_mode;
+    pd_tensor *own = NULL;
+    if (pd_is_recording()) pd_record_refuse("a hook in Python runs in backward");
+    pd_status status = pd_tensor_apart(grad, mode, &own);
+    PyObject *g = status ? NULL : pd_py_wrap_new(own), *result = g ? PyObject_CallFunction(fn, "()(O)", g) : NULL;
+    pd_grad_mode = mode;
+    if (!status && result && result != Py_None && !(PyTuple_Check(result) && !PyTuple_GET_SIZE(result))) {
+        PyErr_Format(PyExc_TypeError, "register_hook: a hook of AccumulateGrad returned %.100s (expected None or ())",
+                     Py_TYPE(result)->tp_name);
+        Py_CLEAR(result);
+    }
+    if (!status && !result) status = pd_py_caught();
+    Py_XDECREF(g);
     Py_XDECREF(result);
     PyGILState_Release(gil);
     return status;
@@ -107,13 +131,18 @@ static PyObject *add_hook(PyObject *self, PyObject *fn, pd_hook_kind kind) {
                             "requires_grad=True)");
     PD_PY_TRY(pd_tensor_history(t, &node, &index));
     PD_PY_TRY(pd_meta_get(t, &m));
+    if (kind == PD_HOOK_LEAF && node)
+        return PyErr_Format(PyExc_RuntimeError,
+                            "register_hook: the tensor of an AccumulateGrad has become a result (expected a leaf)");
     if (kind == PD_HOOK_POST && node)
         return PyErr_Format(PyExc_RuntimeError,
                             "register_post_accumulate_grad_hook: post accumulate grad hooks cannot be registered on "
                             "non-leaf tensors (expected a leaf, or register_hook)");
     hook_handle *h = (hook_handle *)((PyTypeObject *)pd_py.HookHandle)->tp_alloc((PyTypeObject *)pd_py.HookHandle, 0);
     if (!h) return NULL;
-    pd_closure c = pd_py_closure(fn, kind == PD_HOOK_GRAD ? call_grad_hook : call_leaf_hook);
+    pd_closure c = pd_py_closure(fn, kind == PD_HOOK_GRAD   ? call_grad_hook
+                                     : kind == PD_HOOK_POST ? call_leaf_hook
+                                                            : call_node_hook);
     h->id = pd_hook_add(node ? &node->hooks : &m->hooks, kind, index, c, &status);
     if (!h->id) {
         pd_closure_drop(&c);
@@ -130,63 +159,139 @@ PyObject *pd_py_register_post_hook(PyObject *self, PyObject *fn) { return add_ho
 
 /* ---- nodes ------------------------------------------------------------------------------------------------------- */
 
-typedef struct { PyObject_HEAD pd_node *n; uint32_t pass; } pynode;
+/* A node of the graph, or the end of a way: the AccumulateGrad of a leaf. */
+typedef struct {
+    PyObject_HEAD
+    pd_node *n;         /* [strong] or NULL */
+    PyObject *variable; /* [strong] else the leaf */
+    uint32_t pass;
+} pynode;
+
+static PyObject *make_node(pd_node *n, PyObject *variable) {
+    pynode *o = (pynode *)((PyTypeObject *)pd_py.Node)->tp_alloc((PyTypeObject *)pd_py.Node, 0);
+    if (!o) return NULL;
+    if (n) pd_node_retain(o->n = n);
+    o->variable = Py_XNewRef(variable);
+    return (PyObject *)o;
+}
 
 PyObject *pd_py_node(pd_node *n) {
     if (!n) Py_RETURN_NONE;
-    pynode *o = (pynode *)((PyTypeObject *)pd_py.Node)->tp_alloc((PyTypeObject *)pd_py.Node, 0);
-    if (!o) return NULL;
-    pd_node_retain(o->n = n);
-    return (PyObject *)o;
+    return make_node(n, NULL);
 }
 
 pd_node *pd_py_node_of(PyObject *o) { return (PyObject *)Py_TYPE(o) == pd_py.Node ? ((pynode *)o)->n : NULL; }
 
+static PyObject *accumulate_grad(pd_tensor *leaf) {
+    PyObject *variable = pd_py_wrap(leaf), *o = variable ? make_node(NULL, variable) : NULL;
+    Py_XDECREF(variable);
+    return o;
+}
+
 static int node_traverse(PyObject *self, visitproc visit, void *arg) {
+    pynode *o = (pynode *)self;
     Py_VISIT(Py_TYPE(self));
-    return pd_py_visit_node(((pynode *)self)->n, &((pynode *)self)->pass, visit, arg);
+    Py_VISIT(o->variable);
+    return o->n ? pd_py_visit_node(o->n, &o->pass, visit, arg) : 0;
+}
+static int node_clear(PyObject *self) {
+    Py_CLEAR(((pynode *)self)->variable);
+    return 0;
 }
 static void node_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
+    node_clear(self);
     pd_node_release(((pynode *)self)->n);
     type->tp_free(self);
     Py_DECREF(type);
 }
+
+/* PyTorch's name for the node of an op: "AddBackward0" for "add". Nodes of Function have such names already. */
 static PyObject *node_name(PyObject *self, PyObject *unused) {
+    const pd_node *n = ((pynode *)self)->n;
     (void)unused;
-    return PyUnicode_FromString(pd_node_name(((pynode *)self)->n));
+    if (!n) return PyUnicode_FromString("torch::autograd::AccumulateGrad");
+    const char *name = pd_node_name(n), *end = strlen(name) > 8 ? name + strlen(name) - 8 : name;
+    if (pd_node_is_send(n) || pd_node_delivers(n))
+        return PyUnicode_FromFormat("torch::distributed::autograd::%s", name);
+    if (!strcmp(end, "Backward")) return PyUnicode_FromString(name);
+    char text[128];
+    size_t at = 0;
+    bool upper = true;
+    for (; *name && at < sizeof text - 1; name++) {
+        if (*name != '_') text[at++] = upper && *name >= 'a' && *name <= 'z' ? (char)(*name - 32) : *name;
+        upper = *name == '_';
+    }
+    text[at] = 0;
+    return PyUnicode_FromFormat("%sBackward0", text);
 }
 static PyObject *node_repr(PyObject *self) {
-    return PyUnicode_FromFormat("<backward of %s>", pd_node_name(((pynode *)self)->n));
+    PyObject *name = node_name(self, NULL), *text = name ? PyUnicode_FromFormat("<%U>", name) : NULL;
+    Py_XDECREF(name);
+    return text;
 }
 static PyObject *node_next(PyObject *self, void *unused) {
     const pd_node *n = ((pynode *)self)->n;
-    PyObject *tuple = PyTuple_New(n->nin);
+    int nin = n ? n->nin : 0;
+    PyObject *tuple = PyTuple_New(nin);
     (void)unused;
-    for (int i = 0; tuple && i < n->nin; i++) {
+    for (int i = 0; tuple && i < nin; i++) {
         const pd_edge *e = &n->edges[i];
-        PyObject *pair = e->leaf ? Py_BuildValue("(Ni)", pd_py_wrap(e->leaf), 0)
-                                 : Py_BuildValue("(Ni)", pd_py_node(e->fn), e->index);
+        PyObject *pair = Py_BuildValue("(Ni)", e->leaf ? accumulate_grad(e->leaf) : pd_py_node(e->fn), e->index);
         if (!pair) Py_CLEAR(tuple);
         else PyTuple_SET_ITEM(tuple, i, pair);
     }
     return tuple;
 }
-static Py_hash_t node_hash(PyObject *self) { return (Py_hash_t)((uintptr_t)((pynode *)self)->n >> 4); }
+/* [new] the leaf as the user knows it: autograd has the values of a sparse one. */
+static PyObject *node_variable(PyObject *self, void *unused) {
+    PyObject *variable = ((pynode *)self)->variable, *sparse = PyImport_ImportModule("pydist.sparse");
+    (void)unused;
+    PyObject *whole = variable && sparse ? PyObject_CallMethod(sparse, "leaf_of", "O", variable) : NULL;
+    Py_XDECREF(sparse);
+    if (whole != Py_None && (whole || PyErr_Occurred())) return whole;
+    Py_XDECREF(whole);
+    if (variable) return Py_NewRef(variable);
+    PyErr_Format(PyExc_AttributeError, "%R has no variable (expected the AccumulateGrad of a leaf)", self);
+    return NULL;
+}
+static PyObject *node_register_hook(PyObject *self, PyObject *fn) {
+    PyObject *variable = ((pynode *)self)->variable;
+    if (variable) return add_hook(variable, fn, PD_HOOK_LEAF);
+    return PyErr_Format(PyExc_NotImplementedError,
+                        "register_hook: got %R (expected the AccumulateGrad of a leaf, or Tensor.register_hook)", self);
+}
+/* What it stands for: a node, or a leaf. */
+static void *node_identity(PyObject *self) {
+    pynode *o = (pynode *)self;
+    return o->n ? (void *)o->n : (void *)o->variable;
+}
+static Py_hash_t node_hash(PyObject *self) { return (Py_hash_t)((uintptr_t)node_identity(self) >> 4); }
 static PyObject *node_compare(PyObject *a, PyObject *b, int op) {
     if (Py_TYPE(a) != Py_TYPE(b) || (op != Py_EQ && op != Py_NE)) Py_RETURN_NOTIMPLEMENTED;
-    return PyBool_FromLong((((pynode *)a)->n == ((pynode *)b)->n) == (op == Py_EQ));
+    return PyBool_FromLong((node_identity(a) == node_identity(b)) == (op == Py_EQ));
 }
 static PyMethodDef node_methods[] = {
-    {"name", node_name, METH_NOARGS, "name()\n\nThe name of the op that this node records."}, {0}};
+    {"name", node_name, METH_NOARGS,
+     "name()\n\nPyTorch's name of the node: \"MulBackward0\" for the op mul, \"torch::autograd::AccumulateGrad\" for "
+     "a leaf."},
+    {"register_hook", node_register_hook, METH_O,
+     "register_hook(fn)\n\nOf the AccumulateGrad of a leaf: fn((), (gradient,)) is called when a backward has added "
+     "the gradient to the leaf's .grad, or to its distributed context. Returns a handle with remove()."},
+    {0}};
 static PyGetSetDef node_getset[] = {
-    {"next_functions", node_next, NULL, "((node or leaf, output number), ...): what made each input of the op.", NULL},
+    {"next_functions", node_next, NULL,
+     "((node, output number), ...): what made each input of the op. A leaf has an AccumulateGrad; an input that needs "
+     "no gradient has None.",
+     NULL},
+    {"variable", node_variable, NULL, "The leaf of an AccumulateGrad.", NULL},
     {0}};
 static PyType_Slot node_slots[] = {{Py_tp_dealloc, node_dealloc},     {Py_tp_traverse, node_traverse},
-                                   {Py_tp_methods, node_methods},     {Py_tp_getset, node_getset},
-                                   {Py_tp_repr, node_repr},           {Py_tp_hash, node_hash},
-                                   {Py_tp_richcompare, node_compare}, {0}};
+                                   {Py_tp_clear, node_clear},         {Py_tp_methods, node_methods},
+                                   {Py_tp_getset, node_getset},       {Py_tp_repr, node_repr},
+                                   {Py_tp_hash, node_hash},           {Py_tp_richcompare, node_compare},
+                                   {0}};
 static PyType_Spec node_spec = {.name = "pydist._C.Node", .basicsize = sizeof(pynode), .slots = node_slots,
                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
