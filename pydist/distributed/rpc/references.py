@@ -11,8 +11,10 @@ copy is a user.
                                  to A, FORK_OK to B                           calls come after its FORK
     the last copy at a user ends DELETE(fork)
     a worker X dies              who has handled all of X's messages sends    a copy that X had handed on was entered
-                                 FLUSHED(X); the owner drops X's entries      before X's own entry goes
-                                 when all living workers have sent it
+                                 FLUSHED(X), with the copies that it has      before X's own entry goes, also if X had
+                                 handed to X; the owner drops the dead        not sent its FORK any more, or had handed
+                                 workers' entries when all living ones have   it to another one that is dead, too
+                                 sent it for each of them
 """
 
 import struct
@@ -77,9 +79,8 @@ class References:
             fork = 0 if owner == to else self.agent.unique()
             with self.lock:
                 if owned:
-                    state.forks[fork] = to
-                    self.owned[state.id] = state
-                elif fork:
+                    self._enter(state, fork, to)
+                elif fork and owner not in self.agent.gone:  # else nobody would confirm it
                     self.children[fork] = state, to
             rows.append((owner, state.id, fork))
         return rows
@@ -100,7 +101,7 @@ class References:
         with self.lock:
             state = self._entry(number)
             state.arrived = True
-            state.forks[fork] = user
+            self._enter(state, fork, user)
         return state
 
     def entry(self, number):
@@ -112,10 +113,19 @@ class References:
         """The entry of a value. A new one if its remote() has not come yet. Needs the lock."""
         state = self.owned.get(number)
         if state is None:
-            state = self.owned[number] = Owned(number, self.agent.rank, arrived=False)
-            if number >> 48 in self.agent.gone:
-                state.future.set_exception(self.agent.gone[number >> 48])
+            state = Owned(number, self.agent.rank, arrived=False)
+            error = self.agent.gone.get(number >> 48)
+            if error is None:
+                self.owned[number] = state
+            else:  # it will not come
+                state.arrived = True
+                state.future.set_exception(error)
         return state
+
+    def _enter(self, state, fork, user):
+        """The worker `user` has this copy. Needs the lock."""
+        state.forks[fork] = user
+        self.owned[state.id] = state
 
     def receive(self, rows, sender):
         """The RRefs of a message."""
@@ -143,7 +153,7 @@ class References:
         if kind == FORK:
             number, fork, parent = _THREE.unpack(data)
             with self.lock:
-                self._entry(number).forks[fork] = sender
+                self._enter(self._entry(number), fork, sender)
             self.agent.put(parent, CHILD_OK, _ONE.pack(fork))
             self.agent.put(sender, FORK_OK, _ONE.pack(fork))
         elif kind == FORK_OK:
@@ -157,7 +167,8 @@ class References:
         elif kind == DELETE:
             self._drop(*_TWO.unpack(data))
         else:
-            self._flushed(sender, _ONE.unpack(data)[0])
+            dead, *copies = struct.unpack(f"<{len(data) // 8}Q", data)
+            self._flushed(sender, dead, list(zip(copies[::2], copies[1::2])))
 
     def _drop(self, number, fork):
         with self.lock:
@@ -180,24 +191,36 @@ class References:
     def lose(self, rank):
         """A worker is gone, and all its messages were handled."""
         with self.lock:
-            kept = {fork: child for fork, child in self.children.items() if child[1] != rank and child[0].owner != rank}
-            lost, self.children = self.children, kept
-            never = [s for s in self.owned.values() if not s.arrived and s.id >> 48 == rank and not s.future.done()]
-        del lost
+            lost, self.children, handed = self.children, {}, {}
+            for fork, (state, to) in lost.items():
+                if to == rank:
+                    handed.setdefault(state.owner, []).append((state.id, fork))
+                elif state.owner != rank:
+                    self.children[fork] = state, to
+            never = [state for state in self.owned.values() if not state.arrived and state.id >> 48 == rank]
+            for state in never:
+                state.arrived = True  # it will not come any more
+                if not state.forks:
+                    del self.owned[state.id]
         for state in never:
-            state.arrived = True  # it will not come any more
             state.future.set_exception(self.agent.gone[rank])
         for one in self.agent.workers:
             if one != self.agent.rank and one not in self.agent.gone:
-                self.agent.put(one, FLUSHED, _ONE.pack(rank))
+                copies = b"".join(_TWO.pack(*copy) for copy in handed.get(one, ()))
+                self.agent.put(one, FLUSHED, _ONE.pack(rank) + copies)
         self._flushed(self.agent.rank, rank)
 
-    def _flushed(self, sender, dead):
+    def _flushed(self, sender, dead, copies=()):
+        """A worker has handled all messages of a dead one, to which it had handed these copies."""
         with self.lock:
+            for number, fork in copies:
+                self._enter(self._entry(number), fork, dead)
             self.flushed.setdefault(dead, set()).add(sender)
-            living = {one for one in self.agent.workers if one not in self.agent.gone}
-            ended = [one for one, by in self.flushed.items() if living <= by and one in self.agent.gone]
-            forks = [(s.id, fork) for s in self.owned.values() for fork, user in s.forks.items() if user in ended]
+            gone = set(self.agent.gone)
+            living = self.agent.workers.keys() - gone
+            if not all(living <= self.flushed.get(one, set()) for one in gone):
+                return
+            forks = [(s.id, fork) for s in self.owned.values() for fork, user in s.forks.items() if user in gone]
         for number, fork in forks:
             self._drop(number, fork)
 
