@@ -67,7 +67,11 @@ static pd_status read_door(pd_pipes *p, int rank, int64_t deadline) {
     size_t bytes;
     key_of(p, "near", rank, key);
     double seconds = (double)(deadline - pd_os_now()) * 1e-9;
-    PD_TRY(pd_store_get(p->link, key, seconds > 0.001 ? seconds : 0.001, &data, &bytes));
+    pd_status status = pd_store_get(p->link, key, seconds > 0.001 ? seconds : 0.001, &data, &bytes);
+    if (status == PD_E_TIMEOUT)
+        return pd_fail(PD_E_TIMEOUT, "rpc: rank %d has not come in time (expected all %d ranks to call init_rpc)", rank,
+                       p->world);
+    PD_TRY(status);
     bool good = bytes == sizeof *p->doors;
     if (good) memcpy(&p->doors[rank], data, bytes);
     pd_free(data);

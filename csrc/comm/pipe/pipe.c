@@ -134,6 +134,12 @@ void pd_mail_drop(pd_mail *m) {
     *m = (pd_mail){.from = -1};
 }
 
+void pd_mail_lose(pd_mail *m) {
+    pd_mail lost = {.from = m->from, .kind = m->kind, .id = m->id, .lost = true, .resumed = m->resumed};
+    pd_mail_drop(m);
+    *m = lost;
+}
+
 void pd_pipes_count(pd_pipes *p, pd_pipes_counts *out) {
     *out = (pd_pipes_counts){.sent = p->sent, .received = p->received, .bytes_sent = p->bytes_sent,
                              .bytes_received = p->bytes_received, .copied = p->copied, .moved = p->moved};

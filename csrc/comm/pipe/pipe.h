@@ -44,6 +44,7 @@ typedef struct pd_mail {
     size_t bytes;
     pd_parcel *parcels; /* [new] pd_free; the receiver drops each of them */
     int nparcels;
+    bool lost;          /* it could not be taken, and has neither body nor parcels: pd_mail_lose */
     bool resumed;       /* the sender's turn has ended */
     void *made;         /* what the taker has made of it (pd_pipes_take); NULL: nothing */
 } pd_mail;
@@ -87,6 +88,8 @@ void pd_pipes_wake(pd_pipes *p); /* one pd_pipes_receive returns */
 /* PD_OK, or the PD_E_PEER that says how this rank ended. */
 pd_status pd_pipes_check(pd_pipes *p, int rank);
 void pd_mail_drop(pd_mail *m);
+/* There was no memory or no descriptor for what it brings: who waits for its answer should hear of it. */
+void pd_mail_lose(pd_mail *m);
 
 typedef struct pd_pipes_counts {
     uint64_t sent, received, bytes_sent, bytes_received; /* messages, and all their bytes */

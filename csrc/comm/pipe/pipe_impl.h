@@ -41,7 +41,7 @@ typedef struct pd_guest { /* a connection that has not proved yet who it is; fd 
     pd_hello hello;
 } pd_guest;
 
-typedef enum pd_pipe_stage { PD_STAGE_HEAD, PD_STAGE_TABLE, PD_STAGE_BODY, PD_STAGE_PARCEL } pd_pipe_stage;
+typedef enum pd_pipe_stage { PD_STAGE_HEAD, PD_STAGE_TABLE, PD_STAGE_BODY, PD_STAGE_PARCEL, PD_STAGE_SKIP } pd_pipe_stage;
 
 typedef struct pd_inlet { /* what one rank sends us */
     atomic_bool taken;  /* a thread has its turn: only that one touches what follows */
@@ -50,7 +50,7 @@ typedef struct pd_inlet { /* what one rank sends us */
     atomic_int next;   /* a newer connection of the same rank, read after this one has ended; -1: none */
     pd_fork_watch watch;
     pd_pipe_stage stage;
-    char *to;          /* where the next bytes go */
+    char *to;          /* where the next bytes go, unless they are skipped */
     size_t left;
     char *stage_bytes; /* [PD_PIPE_STAGE] received, not taken yet from `begin` on; NULL until there is a connection */
     size_t begin, end;
@@ -58,6 +58,7 @@ typedef struct pd_inlet { /* what one rank sends us */
     pd_pipe_head head;
     int handle;        /* a descriptor that came with the head */
     pd_pipe_entry *table;
+    size_t table_cap;
     int parcel;        /* whose data come */
     pd_mail mail;
     pd_slab **slabs;   /* [PD_SLABS] those of this rank that we have mapped; NULL until there is one */

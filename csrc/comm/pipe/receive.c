@@ -28,8 +28,6 @@ static void watch(pd_pipes *p, int rank, bool armed) {
 
 static void forget_mail(pd_inlet *in) {
     pd_mail_drop(&in->mail);
-    pd_free(in->table);
-    in->table = NULL;
     if (in->handle >= 0) close(in->handle);
     in->handle = -1;
 }
@@ -72,6 +70,7 @@ void pd_inlet_close(pd_inlet *in) {
     hang_up(in);
     if (next >= 0) close(next);
     pd_free(in->stage_bytes);
+    pd_free(in->table);
 }
 
 static bool take_turn(pd_inlet *in) { return !atomic_exchange(&in->taken, true); }
@@ -112,7 +111,7 @@ bool pd_inlet_settle(pd_pipes *p, int rank, int fd) {
    the next head of a slab. Returns as recv does. */
 static ssize_t refill(pd_inlet *in) {
     union { char room[CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control;
-    bool direct = in->left >= PD_PIPE_STAGE;
+    bool direct = in->left >= PD_PIPE_STAGE && in->stage != PD_STAGE_SKIP;
     struct iovec piece = {direct ? in->to : in->stage_bytes, direct ? in->left : PD_PIPE_STAGE};
     struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control.room,
                        .msg_controllen = sizeof control.room};
@@ -135,28 +134,29 @@ static ssize_t refill(pd_inlet *in) {
 
 static void take_staged(pd_inlet *in) {
     size_t n = in->end - in->begin < in->left ? in->end - in->begin : in->left;
-    memcpy(in->to, in->stage_bytes + in->begin, n);
+    if (in->stage != PD_STAGE_SKIP) {
+        memcpy(in->to, in->stage_bytes + in->begin, n);
+        in->to += n;
+    }
     in->begin += n;
-    in->to += n;
     in->left -= n;
 }
 
+/* A slab that cannot be mapped, since this process has no descriptor or no memory for it, stays unknown. */
 static pd_status learn_slab(int rank, pd_inlet *in) {
-    pd_slab *s;
+    pd_slab *s = NULL;
+    uint64_t number = in->head.id;
     int fd = in->handle;
+    pd_status status = PD_OK;
     in->handle = -1;
-    if (fd < 0 || in->head.id >= PD_SLABS) {
-        if (fd >= 0) close(fd);
-        return pd_fail(PD_E_DIST, "pipe: rank %d sent a slab without memory", rank);
-    }
-    if (!in->slabs) {
-        pd_status status = pd_calloc(PD_SLABS * sizeof *in->slabs, "pipe", &in->slabs);
-        if (status) close(fd);
-        PD_TRY(status);
-    }
-    PD_TRY(pd_slab_open(fd, in->head.bytes, rank, (uint32_t)in->head.id, &s));
-    if (in->slabs[s->number]) pd_slab_release(in->slabs[s->number]);
-    in->slabs[s->number] = s;
+    if (number >= PD_SLABS) status = pd_fail(PD_E_DIST, "pipe: rank %d sent what is no slab", rank);
+    if (!in->slabs) PD_THEN(pd_calloc(PD_SLABS * sizeof *in->slabs, "pipe", &in->slabs));
+    if (fd < 0) PD_THEN(pd_fail(PD_E_MEMORY, "pipe: no descriptor for a slab of rank %d", rank));
+    if (!status) status = pd_slab_open(fd, in->head.bytes, rank, (uint32_t)number, &s);
+    else if (fd >= 0) close(fd);
+    if (status && status != PD_E_MEMORY) return PD_TRAIL(status);
+    if (in->slabs && in->slabs[number]) pd_slab_release(in->slabs[number]);
+    if (in->slabs) in->slabs[number] = s;
     return PD_OK;
 }
 
@@ -186,6 +186,8 @@ static pd_status place(pd_pipes *p, int rank, pd_inlet *in, int i) {
     }
     pd_slab *s = slab_of(p, in, e);
     pd_lease *l;
+    if (e->way == PD_WAY_SLAB && e->slab < PD_SLABS && (!in->slabs || !in->slabs[e->slab]))
+        return pd_fail(PD_E_MEMORY, "pipe: a tensor of rank %d in memory that could not be mapped", rank);
     if (!s) return pd_fail(PD_E_DIST, "pipe: rank %d sent a tensor outside of its memory", rank);
     PD_TRY(pd_lease_new(s, &l));
     c->data = s->base + e->offset;
@@ -194,14 +196,38 @@ static pd_status place(pd_pipes *p, int rank, pd_inlet *in, int i) {
     return PD_OK;
 }
 
-static pd_status start_body(pd_pipes *p, int rank, pd_inlet *in) {
+static pd_status take_place(pd_pipes *p, int rank, pd_inlet *in) {
     int n = in->head.parcels;
     if (n) PD_TRY(pd_calloc((size_t)n * sizeof *in->mail.parcels, "rpc", &in->mail.parcels));
     for (int i = 0; i < n; i++) {
         PD_TRY(place(p, rank, in, i));
         in->mail.nparcels = i + 1;
     }
-    PD_TRY(pd_malloc(in->head.bytes, "rpc", &in->mail.body));
+    return pd_malloc(in->head.bytes, "rpc", &in->mail.body);
+}
+
+/* There is no place for the message: its bytes are read and dropped. */
+static pd_status skip(pd_pipes *p, int rank, pd_inlet *in) {
+    int placed = in->mail.nparcels;
+    pd_mail_lose(&in->mail);
+    in->stage = PD_STAGE_SKIP;
+    in->left = in->head.bytes;
+    for (int i = 0; i < in->head.parcels; i++) {
+        const pd_pipe_entry *e = &in->table[i];
+        pd_slab *s = i < placed || e->way == PD_WAY_SOCKET ? NULL : slab_of(p, in, e);
+        if (s) atomic_fetch_sub_explicit(pd_slab_busy(s), 1, memory_order_release);
+        if (e->way != PD_WAY_SOCKET) continue;
+        if (e->bytes > SIZE_MAX / 2 - in->left)
+            return pd_fail(PD_E_DIST, "pipe: rank %d sent what is no message", rank);
+        in->left += e->bytes;
+    }
+    return PD_OK;
+}
+
+static pd_status start_body(pd_pipes *p, int rank, pd_inlet *in) {
+    pd_status status = take_place(p, rank, in);
+    if (status == PD_E_MEMORY) return skip(p, rank, in);
+    PD_TRY(status);
     in->mail.bytes = in->head.bytes;
     in->stage = PD_STAGE_BODY;
     in->to = in->mail.body;
@@ -223,12 +249,16 @@ static pd_status next_stage(pd_pipes *p, int rank, pd_inlet *in, bool *whole) {
         in->mail = (pd_mail){.from = rank, .kind = in->head.kind, .id = in->head.id};
         if (!in->head.parcels) return start_body(p, rank, in);
         in->left = in->head.parcels * sizeof *in->table;
-        PD_TRY(pd_malloc(in->left, "rpc", &in->table));
+        PD_TRY(pd_grow(&in->table, &in->table_cap, in->head.parcels, sizeof *in->table, "rpc"));
         in->stage = PD_STAGE_TABLE;
         in->to = (char *)in->table;
         return PD_OK;
     }
     if (in->stage == PD_STAGE_TABLE) return start_body(p, rank, in);
+    if (in->stage == PD_STAGE_SKIP) {
+        *whole = true;
+        return PD_OK;
+    }
     if (in->stage == PD_STAGE_BODY) in->parcel = 0;
     else in->parcel++;
     in->stage = PD_STAGE_PARCEL;
@@ -265,8 +295,6 @@ static void deliver(pd_pipes *p, pd_inlet *in, pd_mail *out) {
     size_t bytes = sizeof in->head + in->mail.bytes;
     *out = in->mail;
     in->mail = (pd_mail){.from = -1};
-    pd_free(in->table);
-    in->table = NULL;
     expect_head(in);
     for (int i = 0; i < out->nparcels; i++) bytes += out->parcels[i].bytes;
     atomic_fetch_add_explicit(&p->received, 1, memory_order_relaxed);
@@ -355,7 +383,7 @@ static bool take_backlog(pd_pipes *p, pd_mail *out) {
 
 /* Whether the message needs nobody else. */
 static bool take_it(pd_pipes *p, pd_mail *m) {
-    if (!p->take || m->kind != p->taken_kind) return false;
+    if (!p->take || m->kind != p->taken_kind || m->lost) return false;
     end_turn(p, m->from);
     m->resumed = true;
     pd_pipes_nudge(p);

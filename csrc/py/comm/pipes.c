@@ -309,8 +309,8 @@ static bool hand_over(pd_mail *m, size_t at, pd_tensor **tensors, uint32_t n, pd
     if (pd_malloc(sizeof *x, "rpc", &x)) {
         let_go(tensors, n);
         pd_tensor_release(out);
-        pd_mail_drop(m);
-        return true;
+        pd_mail_lose(m);
+        return false;
     }
     if (out) {
         for (uint32_t i = 0; i < n; i++) pd_tensor_release(tensors[i]);
@@ -330,9 +330,9 @@ static bool take_opcall(void *ctx, pd_mail *m) {
     size_t at;
     bool sent = false;
     pd_status status = read_tensors(m, &tensors, &n, &at);
-    if (status) { /* no pydist sends that */
-        pd_mail_drop(m);
-        return true;
+    if (status) {
+        pd_mail_lose(m);
+        return false;
     }
     status = pd_opcall_run(m->body + at, m->bytes - at, tensors, (int)n, &out);
     if (!status && pd_tensor_is_contiguous(out)) {
@@ -386,16 +386,34 @@ static bool is_plain(const pd_mail *m) {
            !memcmp(m->body, (uint32_t[]){1, 0}, 8) && n == 8 + row_bytes(((const row *)(m->body + 8))->ndim) + HEAD;
 }
 
-/* [new] (from, kind, id, data, tensors). After one that makes no sense, which raises, its sender's next one may be
-   taken. */
+/* [new] the exception that is set. */
+static PyObject *caught(void) {
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyErr_NormalizeException(&kind, &error, &trace);
+    Py_XDECREF(kind);
+    Py_XDECREF(trace);
+    return error;
+}
+
+/* [new] (from, kind, id, data, tensors); the data are an exception if the message could not be taken, or makes no
+   sense. */
 static PyObject *unpack(pd_pipes *p, pd_mail *m) {
-    size_t at = 8;
+    size_t at = 0;
     bool news = m->kind >= PD_PIPE_NEWS;
-    PyObject *tensors = news ? PyList_New(0) : wrap_tensors(m, &at);
-    if (news) at = 0;
-    PyObject *data = tensors ? PyBytes_FromStringAndSize(m->body + at, (Py_ssize_t)(m->bytes - at)) : NULL;
-    PyObject *all = data ? Py_BuildValue("iIKOO", m->from, (unsigned)m->kind, (unsigned long long)m->id, data, tensors)
-                         : NULL;
+    PyObject *tensors = NULL, *data = NULL;
+    if (m->lost)
+        pd_py_raise(pd_fail(PD_E_MEMORY, "rpc: a message of rank %d could not be taken (expected memory and file "
+                            "descriptors to be left)", m->from));
+    else tensors = news ? PyList_New(0) : wrap_tensors(m, &at);
+    if (tensors) data = PyBytes_FromStringAndSize(m->body + at, (Py_ssize_t)(m->bytes - at));
+    if (!data) {
+        Py_XDECREF(tensors);
+        data = caught();
+        tensors = PyList_New(0);
+    }
+    PyObject *all = tensors ? Py_BuildValue("iIKOO", m->from, (unsigned)m->kind, (unsigned long long)m->id, data,
+                                            tensors) : NULL;
     if ((!all || m->kind >= OPCALL) && !news && !m->resumed) pd_pipes_resume(p, m->from);
     Py_XDECREF(data);
     Py_XDECREF(tensors);
@@ -617,7 +635,8 @@ static PyMethodDef methods[] = {
     {"receive", pipes_receive, METH_VARARGS,
      "receive(timeout) -> list of (from, kind, id, data, tensors), or None\n\nThe next message of any rank; after a "
      "plain answer also the rank's next ones, if they are here. After the last one the rank's next message comes only "
-     "after resume(from), except after plain answers, calls of ops and news (kind >= 13)."},
+     "after resume(from), except after plain answers, calls of ops and news (kind >= 13). data: bytes, or an "
+     "exception in the place of a message that could not be taken."},
     {"receive_from", pipes_receive_from, METH_VARARGS,
      "receive_from(rank, timeout) -> the same; None: nothing has come; False: another thread reads from that rank."},
     {"exchange", pipes_exchange, METH_VARARGS,

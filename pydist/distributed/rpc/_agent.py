@@ -22,7 +22,7 @@ import time
 
 from pydist import _C
 from pydist.distributed.rpc import _pickling, _report
-from pydist.distributed.rpc._errors import RpcTimeout, pack_error, unpack_error
+from pydist.distributed.rpc._errors import RpcTimeout, pack_error, shown, unpack_error
 from pydist.futures import Future
 
 __all__ = ["Agent", "WorkerInfo", "current"]
@@ -175,7 +175,8 @@ class Agent:
     def start(self):
         """Lets others call this worker."""
         _C._report_also(functools.partial(_report.text, self))
-        self._spawn()
+        if not self._spawn():
+            raise RuntimeError("rpc: this process cannot start a thread (expected the machine to have room for one)")
 
     # ---- numbers and names -------------------------------------------------------------------------------------------
 
@@ -350,12 +351,24 @@ class Agent:
         while self.outbox and self.outbox_lock.acquire(blocking=False):
             try:
                 while self.outbox:
-                    to, kind, number, data = self.outbox.popleft()
-                    if to not in self.gone:
-                        with contextlib.suppress(_C.DistError):
-                            self.pipes.send(to, kind, number, data, [])
+                    self._send_surely(*self.outbox.popleft())
             finally:
                 self.outbox_lock.release()
+
+    def _send_surely(self, to, kind, number, data):
+        """Once more if there was no memory or the connection broke, since others count on it. Raises nothing."""
+        failure = None
+        for _ in range(3):
+            if to in self.gone or self.closing:
+                return
+            try:
+                self.pipes.send(to, kind, number, data, [])
+                return
+            except _C.PeerFailed:
+                return
+            except Exception as error:
+                failure = error
+        logging.getLogger("pydist.rpc").error("rpc: a message of %s is lost", self.me.name, exc_info=failure)
 
     # ---- receiving ---------------------------------------------------------------------------------------------------
 
@@ -369,29 +382,40 @@ class Agent:
         if kind == GONE:
             self._mark_gone(sender, data.decode(errors="replace"))
             return None
+        if not isinstance(data, bytes):
+            if kind < OPCALL:
+                self.pipes.resume(sender)
+            return self._lose(sender, kind, number, data)
         if kind >= OPCALL:  # it has met this thread and not the pipes' own, or they could not answer it
             return _Job(kind, sender, number, data, tensors, (), 0)
         try:
             if kind <= ERROR:
                 found = self._open(sender, kind, number, data, tensors)
             elif kind == FETCH:
-                self._count("handled")
                 found = _Job(kind, sender, number, b"", (), (), 0, self.references.entry(*_ID.unpack(data)))
+                self._count("handled")
             else:
                 found = None
                 self._control(sender, kind, number, data)
-        except Exception as failure:  # the message makes no sense to this worker, which lives on
-            if kind > ERROR:
-                raise
-            if kind > REMOTE:
-                self._complete(number, None, failure)
-            found = _Job(CALL, sender, number, failure, (), (), 0) if kind <= REMOTE else None
-            kind = CALL
+        except Exception as failure:
+            found, kind = self._lose(sender, kind, number, failure), CALL
         finally:
             self.pipes.resume(sender)
         if found is None or kind <= REMOTE or kind == FETCH:
             return found
         self._take_answer(kind, number, *found)
+        return None
+
+    def _lose(self, sender, kind, number, error):
+        """A message could not be taken, or makes no sense to this worker, which lives on: who waits for it hears of it."""
+        if kind in (ANSWER, ERROR):
+            self._complete(number, None, error)
+        elif kind in (CALL, REQUEST, REMOTE, FETCH, OPCALL):
+            if kind in (CALL, REMOTE, FETCH):
+                self._count("handled")
+            return _Job(CALL if kind in (REMOTE, FETCH) else kind, sender, number, error, (), (), 0)
+        else:
+            logging.getLogger("pydist.rpc").error("rpc: a message to %s is lost", self.me.name, exc_info=error)
         return None
 
     def _sort_all(self, mails):
@@ -428,9 +452,14 @@ class Agent:
         if kind == REMOTE:
             reference = self.references.create(rows[0][1], rows[0][2], sender)
             rows = rows[1:]
-        references = self.references.receive(rows, sender) if rows else []
-        if context:
-            tensors = _autograd().incoming(context, message, tensors, flags, sender)
+        try:
+            references = self.references.receive(rows, sender) if rows else []
+            if context:
+                tensors = _autograd().incoming(context, message, tensors, flags, sender)
+        except Exception as failure:
+            if reference is not None:
+                reference.future.set_exception(failure)
+            raise
         if kind <= REMOTE:
             if kind != REQUEST:
                 self._count("handled")
@@ -555,7 +584,13 @@ class Agent:
             thread = threading.Thread(target=self._serve, name=f"pydist rpc {self.me.name}")
             self.threads.add(thread)
             self.idle += 1  # it will be in a moment; else several would be started in its place
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the machine has no more
+            with self.lock:
+                self.threads.discard(thread)
+                self.idle -= 1
+            return False
         return True
 
     def _limit(self):
@@ -658,8 +693,7 @@ class Agent:
         """Unpickles the call, runs it, and answers."""
         if job.kind == OPRESULT:
             tensors, job.tensors = job.tensors, ()
-            with contextlib.suppress(_C.DistError):  # it is gone
-                self._post(job.sender, ANSWER, job.number, (b"", tensors, []), given=True)
+            self._respond(job, ANSWER, (b"", tensors, []))
             return
         if job.kind == FETCH:
             job.reference.future._when_done(lambda future: self._answer_with(job, future))
@@ -721,7 +755,7 @@ class Agent:
         value = None if error is not None else holder.pop()
         if job.kind == REMOTE:
             if error is not None:
-                error = error if isinstance(error, Exception) else RuntimeError(repr(error))
+                error = error if isinstance(error, Exception) else RuntimeError(shown(error))
                 job.reference.future.set_exception(error)
             else:
                 job.reference.future.set_result(value)
@@ -738,15 +772,17 @@ class Agent:
         del value
         if error is not None:
             payload = pack_error(self.me, error), [], []
-        given, payload = [payload], None
-        try:
-            self._post(job.sender, kind, job.number, given.pop(), given=True)
-        except _C.DistError:
-            pass  # it is gone, or this agent shuts down
-        except Exception as failure:
-            if kind == ERROR:
-                raise
-            self._post(job.sender, ERROR, job.number, (pack_error(self.me, failure), [], []))
+        self._respond(job, kind, payload)
+
+    def _respond(self, job, kind, payload):
+        """Sends an answer, or an error in its place if there was no memory or the connection broke."""
+        for _ in range(2):
+            try:
+                return self._post(job.sender, kind, job.number, payload, given=True)
+            except _C.PeerFailed:
+                return None
+            except Exception as failure:
+                kind, payload = ERROR, (pack_error(self.me, failure), [], [])
 
     # ---- deaths and the end ------------------------------------------------------------------------------------------
 

@@ -19,6 +19,14 @@ class RemoteError(RuntimeError):
     """A call raised an exception whose class this process cannot make."""
 
 
+def shown(error):
+    """repr(error), which user code may have made one that raises."""
+    try:
+        return repr(error)
+    except Exception as failure:
+        return f"{type(error).__name__}, whose repr raises {type(failure).__name__}"
+
+
 _HOPS = 8  # callers of callers whose tracebacks an error carries, at each end of the chain
 _TEXT = 32_000  # characters of one worker's text
 
@@ -33,7 +41,7 @@ def _told(me, error):
     origin, hops = getattr(error, "_rpc_told", (None, []))
     if origin is None:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return _cut(f"On {me}:\n{error!r}\n{trace}"), []
+        return _cut(f"On {me}:\n{shown(error)}\n{trace}"), []
     hop = _cut(f"\nOn {me}, which waited for that:\n{''.join(traceback.format_tb(error.__traceback__))}")
     if len(hops) == 2 * _HOPS:
         hops = hops[:_HOPS] + hops[_HOPS + 1 :]

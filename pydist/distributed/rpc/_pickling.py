@@ -153,6 +153,12 @@ def loads(data, tensors, references):
     _reading.tensors, _reading.references = tensors, references
     try:
         return pickle.loads(data) if _allowed is None else _Restricted(io.BytesIO(data)).load()
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{error}, which a message of another worker names (expected it in this worker's sys.path, which begins with "
+            f"{', '.join(sys.path[:3])})",
+            name=error.name,
+        ) from None
     finally:
         _reading.tensors, _reading.references = before
 

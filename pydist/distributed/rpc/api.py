@@ -95,11 +95,13 @@ def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=N
             raise RuntimeError("RPC is already initialized (expected shutdown() first)")
         place = find_place(options.init_method, -1 if world_size is None else world_size, rank)
         address = place.address or f"job://rpc.{os.getpid()}.{secrets.token_hex(8)}"
-        number = next(_worlds)
         if os.environ.get("PYDIST_RPC_ALLOW"):
             _pickling.allow(os.environ["PYDIST_RPC_ALLOW"].split(","))
-        arena = int(os.environ.get("PYDIST_RPC_ARENA", 256)) << 20
-        pipes = _C.Pipes(place.rank, place.world, address, place.secret_fd, number, _JOIN, arena)
+        arena = os.environ.get("PYDIST_RPC_ARENA", "256")
+        if not (arena.isdecimal() and len(arena) < 10):
+            raise ValueError(f"init_rpc: PYDIST_RPC_ARENA is {arena!r} (expected a number of MiB)")
+        number = next(_worlds)
+        pipes = _C.Pipes(place.rank, place.world, address, place.secret_fd, number, _JOIN, int(arena) << 20)
         try:
             workers = _exchange_names(pipes.store(), number, name, place.rank, place.world)
             me = workers[place.rank]
