@@ -1,0 +1,215 @@
+"""What users and machines do wrong, beside what test_rpc.py has: each is a clear error, and the agent goes on."""
+
+import gc
+import resource
+import sys
+import threading
+import time
+
+import pytest
+
+import pydist
+from pydist.distributed import rpc
+from pydist.testing import run_ranks
+
+
+def pair(body, *args, timeout=60):
+    """body(*args) at worker0, while worker1 answers. Afterwards nobody holds anything of the other."""
+
+    def worker(rank, body, args):
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+        if rank == 0:
+            body(*args)
+            assert rpc.rpc_sync("worker1", echo, args=(1,)) == 1
+            gc.collect()
+            settle(lambda: not held() and not rpc.rpc_sync("worker1", held))
+        rpc.shutdown(timeout=20)
+
+    run_ranks(2, worker, body, args, processes=True, timeout=timeout)
+
+
+def held():
+    gc.collect()
+    names = "calls_pending", "owner_rrefs", "user_rrefs", "pending_children", "calls_waiting"
+    return {name: n for name in names if (n := rpc.stats()[name])}
+
+
+def settle(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, (held(), rpc.rpc_sync("worker1", held))
+        time.sleep(0.01)
+
+
+def echo(x):
+    return x
+
+
+def throw(kind, *args):
+    raise kind(*args)
+
+
+class NoReduce(Exception):
+    def __reduce__(self):
+        raise OSError("no reduce")
+
+
+class NoRebuild(Exception):
+    def __reduce__(self):
+        return throw, (OSError, "no rebuild")
+
+
+class NoText(Exception):
+    def __repr__(self):
+        raise OSError("no text")
+
+    __str__ = __repr__
+
+
+class TwoArguments(Exception):
+    def __init__(self, a, b):
+        super().__init__("x")
+
+
+class Holds(Exception):
+    def __init__(self, text):
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class NoReduceNoText(NoReduce, NoText):
+    pass
+
+
+def count_up():
+    yield from range(3)
+
+
+def one():
+    import nowhere
+
+    return nowhere
+
+
+def test_exceptions_that_cannot_travel():
+    def body():
+        for to in ("worker1", "worker0"):
+            for kind, args in ((NoReduce, ()), (NoRebuild, ()), (Holds, ("it",)), (StopIteration, (3,)), (NoText, ()),
+                               (NoReduceNoText, ())):  # fmt: skip
+                with pytest.raises(kind) as caught:
+                    rpc.rpc_sync(to, throw, args=(kind, *args))
+                said = caught.value.args[0] if not issubclass(kind, NoText) else "".join(caught.value.__notes__)
+                assert f"name={to}" in said and "in throw" in said
+            for kind in (TwoArguments, KeyboardInterrupt, GeneratorExit):
+                with pytest.raises(rpc.RemoteError, match=f"(?s)name={to}.*{kind.__name__}"):
+                    rpc.rpc_sync(to, throw, args=(kind, 1, 2))
+            with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere'"):
+                rpc.rpc_sync(to, one)
+            failed = rpc.remote(to, throw, args=(NoText,))
+            with pytest.raises(NoText):
+                failed.to_here()
+
+    pair(body)
+
+
+def test_references_to_odd_values():
+    def body():
+        for to in ("worker1", "worker0"):
+            numbers = rpc.remote(to, count_up)
+            assert [numbers.rpc_sync().__next__() for _ in range(2)] == [0, 1]
+            if to == "worker1":
+                with pytest.raises(TypeError, match="cannot pickle 'generator'"):
+                    numbers.to_here()
+            with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+                numbers.rpc_sync().nothing()
+            itself = rpc.remote(to, dict)
+            itself.rpc_sync().update({"me": itself})
+            assert itself.to_here()["me"].to_here()["me"].owner_name() == to
+            itself.rpc_sync().clear()  # nobody finds circles over workers
+
+    pair(body)
+
+
+def test_a_module_that_is_not_there(tmp_path):
+    (tmp_path / "only_here.py").write_text("def f():\n    return 1\n")
+
+    def body(folder):
+        sys.path.insert(0, folder)
+        import only_here
+
+        with pytest.raises(ModuleNotFoundError, match=r"No module named 'only_here'.*sys\.path, which begins with /"):
+            rpc.rpc_sync("worker1", only_here.f)
+        assert rpc.rpc_sync("worker0", only_here.f) == 1
+
+    pair(body, str(tmp_path))
+
+
+def double_later(x):
+    y = x * 1
+    threading.Timer(0.1, y.mul_, (2,)).start()
+    return y
+
+
+def test_odd_tensors():
+    def body():
+        x = pydist.ones(3, requires_grad=True)
+        for to in ("worker1", "worker0"):
+            with pydist.no_grad():
+                assert rpc.rpc_sync(to, echo, args=(x,)).tolist() == [1, 1, 1]
+            sparse = pydist.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2))
+            assert pydist.equal(rpc.rpc_sync(to, echo, args=(sparse,)).to_dense(), sparse.to_dense())
+            with pytest.raises(RuntimeError, match="sparse tensor and int"):
+                rpc.rpc_sync(to, pydist.add, args=(sparse, 1))
+            assert rpc.rpc_sync(to, echo, args=(pydist.ones(1).expand(10**12),))[-1] == 1
+            for odd in (pydist.arange(5.0).flip(0), pydist.arange(6.0).as_strided((4, 3), (1, 1)), pydist.zeros(4)[4:],
+                        pydist.arange(3 * 7.0).reshape(3, 7).t()[::2]):  # fmt: skip
+                assert pydist.equal(rpc.rpc_sync(to, echo, args=(odd,)), odd)
+            assert rpc.rpc_sync(to, echo, args=(pydist.empty(3, device="meta"),)).is_meta
+            for size in (10, 100_000):  # changes after the sending are not seen, on either side
+                y = pydist.ones(size)
+                future = rpc.rpc_async(to, echo, args=(y,))
+                y.zero_()
+                assert future.wait().sum() == size
+                y = rpc.rpc_sync(to, double_later, args=(pydist.ones(size),))
+                time.sleep(0.15)
+                assert y.sum() == size
+
+    pair(body)
+
+
+def descriptors(n):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n or hard, hard))
+
+
+def test_no_descriptors_left():
+    """Shared memory that cannot be mapped: its message is an error, and the connection stays."""
+
+    def body():
+        x, y = pydist.rand(1 << 18), pydist.rand(1 << 20)
+        rpc.rpc_sync("worker1", echo, args=(1,))  # the workers are connected
+        rpc.rpc_sync("worker1", descriptors, args=(3,))
+        for function in (echo, pydist.neg):
+            with pytest.raises(MemoryError, match="a message of rank 0 could not be taken"):
+                rpc.rpc_sync("worker1", function, args=(x,))
+        rpc.rpc_sync("worker1", descriptors, args=(0,))
+        assert pydist.equal(rpc.rpc_sync("worker1", echo, args=(x,)), x)
+        descriptors(3)
+        with pytest.raises(MemoryError, match="a message of rank 1 could not be taken"):
+            rpc.rpc_sync("worker1", pydist.ones, args=(1 << 20,))
+        descriptors(0)
+        assert pydist.equal(rpc.rpc_sync("worker1", echo, args=(y,)), y)
+
+    pair(body)
+
+
+@pytest.mark.parametrize("mib", ["0", "1"])
+def test_little_shared_memory(mib, monkeypatch):
+    monkeypatch.setenv("PYDIST_RPC_ARENA", mib)
+
+    def body(mib):
+        x = pydist.rand(300_000)
+        kept = [rpc.rpc_sync("worker1", echo, args=(x,)) for _ in range(5)]
+        assert all(pydist.equal(y, x) for y in kept) and rpc.stats()["arena_bytes"] <= mib << 20
+
+    pair(body, int(mib))
