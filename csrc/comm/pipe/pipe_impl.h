@@ -41,7 +41,9 @@ typedef struct pd_guest { /* a connection that has not proved yet who it is; fd 
     pd_hello hello;
 } pd_guest;
 
-typedef enum pd_pipe_stage { PD_STAGE_HEAD, PD_STAGE_TABLE, PD_STAGE_BODY, PD_STAGE_PARCEL, PD_STAGE_SKIP } pd_pipe_stage;
+typedef enum pd_pipe_stage {
+    PD_STAGE_HEAD, PD_STAGE_TABLE, PD_STAGE_BODY, PD_STAGE_PARCEL, PD_STAGE_SKIP
+} pd_pipe_stage;
 
 typedef struct pd_inlet { /* what one rank sends us */
     atomic_bool taken;  /* a thread has its turn: only that one touches what follows */

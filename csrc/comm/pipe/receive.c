@@ -152,7 +152,7 @@ static pd_status learn_slab(int rank, pd_inlet *in) {
     if (number >= PD_SLABS) status = pd_fail(PD_E_DIST, "pipe: rank %d sent what is no slab", rank);
     if (!in->slabs) PD_THEN(pd_calloc(PD_SLABS * sizeof *in->slabs, "pipe", &in->slabs));
     if (fd < 0) PD_THEN(pd_fail(PD_E_MEMORY, "pipe: no descriptor for a slab of rank %d", rank));
-    if (!status) status = pd_slab_open(fd, in->head.bytes, rank, (uint32_t)number, &s);
+    if (!status) PD_THEN(pd_slab_open(fd, in->head.bytes, rank, (uint32_t)number, &s));
     else if (fd >= 0) close(fd);
     if (status && status != PD_E_MEMORY) return PD_TRAIL(status);
     if (in->slabs && in->slabs[number]) pd_slab_release(in->slabs[number]);
