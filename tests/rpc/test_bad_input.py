@@ -1,5 +1,6 @@
 """What users and machines do wrong, beside what test_rpc.py has: each is a clear error, and the agent goes on."""
 
+import contextlib
 import gc
 import resource
 import sys
@@ -13,19 +14,18 @@ from pydist.distributed import rpc
 from pydist.testing import run_ranks
 
 
-def pair(body, *args, timeout=60):
-    """body(*args) at worker0, while worker1 answers. Afterwards nobody holds anything of the other."""
+def pair(body, *args, but=()):
+    """body(*args) at worker0, while worker1 answers. Afterwards nobody holds anything of the other, `but` for these."""
 
     def worker(rank, body, args):
         rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
         if rank == 0:
             body(*args)
             assert rpc.rpc_sync("worker1", echo, args=(1,)) == 1
-            gc.collect()
-            settle(lambda: not held() and not rpc.rpc_sync("worker1", held))
+            settle(lambda: not held() and not rpc.rpc_sync("worker1", held).keys() - set(but))
         rpc.shutdown(timeout=20)
 
-    run_ranks(2, worker, body, args, processes=True, timeout=timeout)
+    run_ranks(2, worker, body, args, processes=True)
 
 
 def held():
@@ -213,3 +213,40 @@ def test_little_shared_memory(mib, monkeypatch):
         assert all(pydist.equal(y, x) for y in kept) and rpc.stats()["arena_bytes"] <= mib << 20
 
     pair(body, int(mib))
+
+
+def fail_at(n):
+    pydist._C.fault_malloc(n)
+
+
+@pytest.mark.parametrize("at", ["worker0", "worker1"])
+def test_every_allocation_of_a_call_may_fail(at):
+    """At the caller or at the callee: the call is right or raises MemoryError, and nothing is held afterwards; only the news
+    that a reference has ended may be lost if worker1 has no memory for it."""
+
+    def body(at):
+        x, large = pydist.ones(3), pydist.ones(5000)
+        calls = [
+            lambda: rpc.rpc_sync("worker1", echo, args=([x, large],), timeout=5)[0].tolist() == [1, 1, 1],
+            lambda: rpc.rpc_sync("worker1", pydist.add, args=(x, large[0]), timeout=5).tolist() == [2, 2, 2],
+            lambda: rpc.remote("worker1", dict, kwargs={"a": x}).to_here(timeout=5)["a"].tolist() == [1, 1, 1],
+        ]
+        for call in calls:
+            assert call()
+            failed, right, n = 0, 0, 0
+            while right < 10:  # the first allocations of worker1 are those of the answer to fail_at
+                n += 1
+                try:
+                    fail_at(n) if at == "worker0" else rpc.rpc_sync("worker1", fail_at, args=(n,))
+                    assert call()
+                    right += 1
+                except MemoryError:
+                    failed, right = failed + 1, 0
+                finally:
+                    fail_at(0)
+                    with contextlib.suppress(MemoryError):  # it was this call
+                        rpc.rpc_sync("worker1", fail_at, args=(0,))
+                assert call()
+            assert failed > 5
+
+    pair(body, at, but=("owner_rrefs",) if at == "worker1" else ())

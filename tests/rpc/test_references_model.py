@@ -140,7 +140,7 @@ class World:
     def ask(self, agent, to, rrefs):
         """As rpc.remote does."""
         number = agent.unique()
-        self.owners[number], state = self.agents[to], Used(agent.references, number, agent.unique(), to)
+        self.owners[number], state = self.agents[to], Used(agent.references, number, number, to)
         agent.references.used[state.fork] = state
         self.send(agent, to, ("remote", number, state.fork, agent.references.lend(rrefs, to)))
         agent.hands.append(RRef._of(state))

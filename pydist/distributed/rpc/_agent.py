@@ -245,7 +245,8 @@ class Agent:
             return self._post(worker.id, kind, number, payload, reference=reference, wait=wait)
 
         counted = int(packed is None and kind != REQUEST)  # by shutdown: who runs it counts it, too
-        return self._ask(worker, what, limit, counted, wait, send, span)
+        number = reference.id if kind == REMOTE else self.unique()
+        return self._ask(worker, number, what, limit, counted, wait, send, span)
 
     def in_context(self):
         """Whether this thread records what it sends, for distributed autograd."""
@@ -258,11 +259,11 @@ class Agent:
         def send(number, wait):
             return self._deliver(state.owner, FETCH, number, _ID.pack(state.id), [], False, wait)
 
-        return self._ask(self.workers[state.owner], "to_here", limit, 1, True, send)
+        return self._ask(self.workers[state.owner], self.unique(), "to_here", limit, 1, True, send)
 
-    def _ask(self, worker, what, limit, counted, wait, send, span=None):
+    def _ask(self, worker, number, what, limit, counted, wait, send, span=None):
         """The Answer of the call that send(number, seconds to wait) sends."""
-        answer = Answer(self, worker.id, self.unique(), what, limit)
+        answer = Answer(self, worker.id, number, what, limit)
         answer.span = span
         self.answers[answer.number] = answer
         error = self.gone.get(worker.id)
@@ -413,6 +414,8 @@ class Agent:
         elif kind in (CALL, REQUEST, REMOTE, FETCH, OPCALL):
             if kind in (CALL, REMOTE, FETCH):
                 self._count("handled")
+            if kind == REMOTE:  # others may have the reference, and wait
+                self.references.create(number, number, sender).future.set_exception(error)
             return _Job(CALL if kind in (REMOTE, FETCH) else kind, sender, number, error, (), (), 0)
         else:
             logging.getLogger("pydist.rpc").error("rpc: a message to %s is lost", self.me.name, exc_info=error)

@@ -207,7 +207,7 @@ def remote(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
         state = Owned(number, agent.rank)
         state.made = agent.call(worker, func, args, kwargs, limit_of(timeout), _agent.REMOTE, state, span=span)
         return RRef._of(state)
-    state = Used(agent.references, number, agent.unique(), worker.id)
+    state = Used(agent.references, number, number, worker.id)
     agent.references.used[state.fork] = state
     rref = RRef._of(state)
     answer = agent.call(worker, func, args, kwargs, limit_of(timeout), _agent.REMOTE, state, span=span)
