@@ -107,7 +107,8 @@ class Future:
 
     def then(self, callback):
         """Returns a new future. When this one is done, callback(self) is called, and its result or exception completes
-        the new future. Raises TypeError if `callback` is not callable."""
+        the new future: the exception of this future and any RuntimeError as they are, others as the cause of a
+        RuntimeError. Raises TypeError if `callback` is not callable."""
         if not callable(callback):
             raise TypeError(
                 f"then: incompatible function arguments. callback is {type(callback).__name__} (expected a function of the "
@@ -120,7 +121,7 @@ class Future:
             try:
                 result = callback(future)
             except Exception as error:
-                following.set_exception(error)
+                following.set_exception(_of_callback(error, future))
             else:
                 following.set_result(result)
 
@@ -140,6 +141,17 @@ class Future:
         with self._changed:
             while not self._done:
                 self._changed.wait()
+
+
+def _of_callback(error, future):
+    """What a future gets whose callback has raised this error."""
+    if isinstance(error, RuntimeError) or error is future._error:
+        return error
+    found = RuntimeError(
+        f"Got the following error when running the callback: {type(error).__name__}: {error} (expected a result)"
+    )
+    found.__cause__ = error
+    return found
 
 
 def _of_work(work):

@@ -98,8 +98,9 @@ pd_status pd_shape_broadcast(const char *op, int *an, int64_t *a, int bn, const 
     for (int i = 1; i <= n; i++) {
         int64_t x = i <= *an ? a[*an - i] : 1, y = i <= bn ? b[bn - i] : 1;
         if (x != y && x != 1 && y != 1)
-            return pd_fail(PD_E_SHAPE, "%s: shapes %s and %s cannot be broadcast: sizes %" PRId64 " and %" PRId64
-                           " differ at dimension %d (expected equal, or 1)", op, pd_shape_text(*an, a),
+            return pd_fail(PD_E_SHAPE, "%s: shapes %s and %s cannot be broadcast: the size of tensor a (%" PRId64
+                           ") must match the size of tensor b (%" PRId64
+                           ") at dimension %d (expected equal sizes, or 1)", op, pd_shape_text(*an, a),
                            pd_shape_text(bn, b), x, y, n - i);
         out[n - i] = x == 1 ? y : x;
     }

@@ -6,9 +6,9 @@ from collections import namedtuple
 Call = namedtuple("Call", "caller number to what seconds waits place")
 Run = namedtuple("Run", "rank what place on")  # on: the number of the call that it waits for, or ""
 
-_CALL = re.compile(r"rpc: call ([\d.]+) to .* \(rank (\d+)\): (.*), ([\d.]+) s(; waits)?(?: at (.*))?")
+_CALL = re.compile(r"rpc: call ([\w.]+) to .* \(rank (\d+)\): (.*), ([\d.]+) s(; waits)?(?: at (.*))?")
 _RUN = re.compile(
-    r"rpc: runs call ([\d.]+) of .* \(rank \d+\): (.*), [\d.]+ s(?:; at (.*?))?(?:; waits for call ([\d.]+))?"
+    r"rpc: runs call ([\w.]+) of .* \(rank \d+\): (.*), [\d.]+ s(?:; at (.*?))?(?:; waits for call ([\w.]+))?"
 )
 
 

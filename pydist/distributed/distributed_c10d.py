@@ -6,6 +6,11 @@ from pydist.distributed._ops.coalescing import _CoalescingManager, _coalescing_m
 from pydist.distributed._ops.collectives import _make_nccl_premul_sum  # noqa: F401
 
 
+def _get_default_store():
+    """The store that the ranks of the default process group share."""
+    return current().store
+
+
 def _get_default_group():
     """The default process group, which is made now if there is none."""
     return current()

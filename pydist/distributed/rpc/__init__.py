@@ -14,6 +14,7 @@ they belong to the same job; who belongs to it may run code in it, unless `allow
 """
 
 from pydist.distributed.rpc import api, backend_registry, constants, functions, internal, options
+from pydist.distributed.rpc._agent import Agent as TensorPipeAgent
 from pydist.distributed.rpc._agent import WorkerInfo
 from pydist.distributed.rpc._agent import current as _get_current_rpc_agent
 from pydist.distributed.rpc._agent import is_current as _is_current_rpc_agent_set
@@ -23,10 +24,12 @@ from pydist.distributed.rpc.api import (
     _all_gather,
     _barrier,
     _get_debug_info,
+    _init_rpc_backend,
     _rref_context_get_debug_info,
     _set_rpc_timeout,
     _wait_all,
     _wait_all_workers,
+    enable_gil_profiling,
     get_rpc_timeout,
     get_worker_info,
     init_rpc,
@@ -37,7 +40,8 @@ from pydist.distributed.rpc.api import (
     shutdown,
     stats,
 )
-from pydist.distributed.rpc.options import BackendType, RpcBackendOptions, TensorPipeRpcBackendOptions
+from pydist.distributed.rpc.backend_registry import BackendType
+from pydist.distributed.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
 from pydist.distributed.rpc.rref import PyRRef, RRef
 from pydist.distributed.rpc.server_process_global_profiler import _server_process_global_profile
 
@@ -53,6 +57,7 @@ __all__ = [
     "allow",
     "backend_registry",
     "constants",
+    "enable_gil_profiling",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",

@@ -36,6 +36,7 @@ _HEAD = struct.Struct("<QQHH")  # autograd's context and message; flags of tenso
 _PLAIN = bytes(_HEAD.size)  # neither gradients nor references nor a pickle
 _ID = struct.Struct("<Q")
 _REFERENCE = struct.Struct("<IQQ")  # owner, id, fork (0: none, it goes to the owner)
+_REMOTE = 1 << 47  # in the number of a remote(): the rest is the value's number, and the next one is its first copy's
 _SLICE = 0.05  # seconds that a wait for one worker lasts, before it looks for signals and time limits
 _IDLE = 1.0  # seconds that an idle thread sleeps at most, before it looks for calls whose time is over
 _SPARE = 256  # threads beyond 16 times num_worker_threads, for calls that wait
@@ -168,6 +169,7 @@ class Agent:
         self.alarm = 0.0  # when an idle thread looks at time limits next
         self.gone = {}  # rank -> the error that its calls get
         self.counts = collections.Counter()
+        self.gil_profiling = False
         self.closing = False
         self.leaving, self.on_gone = [], []  # callbacks: at shutdown; (rank) after a worker has gone
         self.references = References(self)
@@ -177,6 +179,30 @@ class Agent:
         _C._report_also(functools.partial(_report.text, self))
         if not self._spawn():
             raise RuntimeError("rpc: this process cannot start a thread (expected the machine to have room for one)")
+
+    # ---- names with which PyTorch's programs look at an agent -----------------------------------------------------------
+
+    def get_worker_infos(self):
+        """The WorkerInfos of all workers, by id."""
+        return [self.workers[i] for i in sorted(self.workers)]
+
+    def get_worker_info(self, name=None):
+        """The WorkerInfo of that name; None: of this worker."""
+        return self.me if name is None else self.worker(name)
+
+    def get_debug_info(self):
+        """Counts as strings, with PyTorch's names."""
+        info = {
+            "agent.thread_pool_size": self._limit(),
+            "agent.num_idle_threads": self.idle,
+            "agent.num_pending_requests": len(self.answers),
+            "agent.server_active_calls": self.running,
+            "agent.client_active_calls": len(self.answers),
+            "agent.server_active_async_calls": self.counts["async_calls"],
+        }
+        if self.gil_profiling:
+            info["agent.gil_average_wait_time_us"] = _gil_wait() * 1e6
+        return {name: str(value) for name, value in info.items()}
 
     # ---- numbers and names -------------------------------------------------------------------------------------------
 
@@ -237,7 +263,7 @@ class Agent:
         packed = _C._op_pack(func, args, kwargs) if plain else None
         if packed is None:
             asked = (span.asked(),) if span is not None else ()
-            payload = _pickling.dumps((func, args, kwargs, *asked), _reference_type(), self._device_of(worker))
+            payload = _pickling.dumps_call((func, args, kwargs, *asked), _reference_type(), self._device_of(worker))
 
         def send(number, wait):
             if packed is not None:
@@ -245,7 +271,7 @@ class Agent:
             return self._post(worker.id, kind, number, payload, reference=reference, wait=wait)
 
         counted = int(packed is None and kind != REQUEST)  # by shutdown: who runs it counts it, too
-        number = reference.id if kind == REMOTE else self.unique()
+        number = reference.id | _REMOTE if kind == REMOTE else self.unique()
         return self._ask(worker, number, what, limit, counted, wait, send, span)
 
     def in_context(self):
@@ -415,7 +441,8 @@ class Agent:
             if kind in (CALL, REMOTE, FETCH):
                 self._count("handled")
             if kind == REMOTE:  # others may have the reference, and wait
-                self.references.create(number, number, sender).future.set_exception(error)
+                value = number ^ _REMOTE
+                self.references.create(value, value + 1, sender).future.set_exception(error)
             return _Job(CALL if kind in (REMOTE, FETCH) else kind, sender, number, error, (), (), 0)
         else:
             logging.getLogger("pydist.rpc").error("rpc: a message to %s is lost", self.me.name, exc_info=error)
@@ -710,7 +737,7 @@ class Agent:
                 if job.kind == OPCALL:
                     fn, args, kwargs = _C._op_run, (job.data, job.tensors), None
                 else:
-                    fn, args, kwargs, *asked = _pickling.loads(job.data, job.tensors, job.references)
+                    fn, args, kwargs, *asked = _unpickled(job)
                     if asked:
                         job.record = _record(self.rank, *asked[0])
                 references, job.data, job.tensors, job.references = job.references, None, (), ()
@@ -727,12 +754,17 @@ class Agent:
                         f"{type(value)} (expected a Future of {getattr(fn, '__qualname__', fn)})"
                     )
             except BaseException as error:
+                if type(error) is TypeError and (job.kind == OPCALL or type(fn) is _Op):
+                    error = RuntimeError(
+                        f"Overloaded torch operator invoked from Python failed to match any schema: {error}"
+                    )
                 fn = args = kwargs = None
                 self.answer(job, [], error)
                 return
             fn = args = kwargs = None
             if waits:
-                value._when_done(lambda future: self._answer_with(job, future))
+                self._count("async_calls")
+                value._when_done(lambda future: self._answer_async(job, future))
                 return
             holder, value = [value], None
             self.answer(job, holder, None)
@@ -745,6 +777,10 @@ class Agent:
         with self.blocked():
             while not confirmed.wait(_SLICE) and rref._state.owner not in self.gone and not self.closing:
                 pass
+
+    def _answer_async(self, job, future):
+        self._count("async_calls", -1)
+        self._answer_with(job, future)
 
     def _answer_with(self, job, future):
         context = _autograd().entered(job.context) if job.context else contextlib.nullcontext()
@@ -836,12 +872,31 @@ def _common(names):
     return ", ".join(f"{n} x {name}" for name, n in collections.Counter(names).most_common(5)) or "none"
 
 
+def _unpickled(job):
+    """(function, args, kwargs, ...) of a call."""
+    try:
+        return _pickling.loads(job.data, job.tensors, job.references)
+    except (AttributeError, ImportError) as error:
+        raise RuntimeError(
+            f"{error}. Default RPC pickler does not serialize function code: ensure that functions and classes are defined "
+            "on both caller and callee modules (expected the caller's here)"
+        ) from error
+
+
 def _waits_for_future(fn, args):
     """Whether the function answers later: it or the method that it calls is marked by async_execution."""
     marked = getattr(fn, "_is_proxy_call", None)
     if marked is not None:
         return marked(*args)
     return hasattr(fn, "_wrapped_async_rpc_function")
+
+
+def _gil_wait():
+    """Seconds that a thread waits for the GIL at this time, on average over some tries."""
+    tries, begin = 16, time.perf_counter()
+    for _ in range(tries):
+        time.sleep(0)  # gives it up and takes it again
+    return (time.perf_counter() - begin) / tries
 
 
 def _record(rank, shapes, memory):

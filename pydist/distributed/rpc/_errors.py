@@ -41,7 +41,8 @@ def _told(me, error):
     origin, hops = getattr(error, "_rpc_told", (None, []))
     if origin is None:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return _cut(f"On {me}:\n{shown(error)}\n{trace}"), []
+        lines = shown(error).replace("\\n", "\n")  # a text of several lines stays one
+        return _cut(f"On {me}:\n{lines}\n{trace}"), []
     hop = _cut(f"\nOn {me}, which waited for that:\n{''.join(traceback.format_tb(error.__traceback__))}")
     if len(hops) == 2 * _HOPS:
         hops = hops[:_HOPS] + hops[_HOPS + 1 :]
@@ -74,12 +75,16 @@ def unpack_error(parts, made):
 
 def _made(text, made):
     """The exception with this text."""
+    lost = RemoteError(
+        "rpc: the exception cannot be made here (expected its class to be known, and to take its args). Original exception "
+        f"on remote side was: {text}"
+    )
     try:
         kind, args, attributes = _pickling.loads(made, (), ())
     except Exception:  # the class is not here, or its pickle raises
         kind, args, attributes = None, (), {}
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        return RemoteError(text)
+        return lost
     try:
         error = kind(text)
         if str(error) != text and str(error) != repr(text):
@@ -89,9 +94,9 @@ def _made(text, made):
             error = kind(*args)
             note(error, text)
         except Exception:
-            return RemoteError(text)
+            return lost
     try:
         error.__dict__.update(attributes)
     except Exception:
-        return RemoteError(text)
+        return lost
     return error

@@ -16,6 +16,7 @@ from pydist import _C, _by_value
 _reading = (
     threading.local()
 )  # .tensors, .references: of the message that this thread unpickles; .writes: it pickles one
+_of_calls = None  # a pickler in place of this module's for calls, or None
 _allowed = None  # None, or the names "module.name" that may be unpickled and called; "module.Class.*" ends with a dot
 
 
@@ -86,6 +87,22 @@ def _pickled(kind, obj, reference_type, device_of):
     return buffer.getvalue(), taken.tensors, taken.references
 
 
+def set_pickler(pickler):
+    """Lets pickler.serialize(PythonUDF) -> (bytes, tensors) write the calls of this process. None: as usual."""
+    global _of_calls
+    _of_calls = pickler
+
+
+def dumps_call(call, reference_type, device_of):
+    """The same as dumps() for a call, (function, args, kwargs, ...). Another pickler leaves out what stands after these."""
+    if _of_calls is None:
+        return dumps(call, reference_type, device_of)
+    from pydist.distributed.rpc.internal import PythonUDF
+
+    data, tensors = _of_calls.serialize(PythonUDF(*call[:3]))
+    return data, list(tensors), []
+
+
 def dumps(obj, reference_type, device_of):
     """(bytes, tensors, references) of an object. device_of(tensor): the device on which the receiver wants a tensor
     that is on a GPU."""
@@ -106,7 +123,7 @@ _PLAIN = {  # classes and functions that do nothing but hold what they are given
     "pydist.sparse._rebuilt",
     "pydist.distributed.rpc._agent.WorkerInfo", "pydist.distributed.optim.optimizer._make",
     "pydist.distributed.optim.optimizer._step",
-    "pydist.distributed.rpc.rref._backward", "pydist.distributed.rpc.rref._call_method",
+    "pydist.distributed.rpc.rref._backward", "pydist.distributed.rpc.rref._call_method", "pydist.distributed.rpc.rref._check_method",
     "pydist.distributed.rpc.rref._fetch", "pydist.distributed.rpc.rref._rref_typeof_on_owner",
     "pydist.distributed.rpc._spans.Reported",
 }  # fmt: skip

@@ -4,7 +4,7 @@
     rpc: call 1.17 to actor (rank 2): forward, 3.1 s; waits at train.py:31, in step
     rpc: runs call 0.9 of master (rank 0): step, 3.4 s; at train.py:31, in step; waits for call 1.17
 
-A call's number is its caller's rank and a count. The text is made while the program hangs, so nothing here takes a lock.
+A call's number is its caller's rank and a count, with an r for remote(). The text is made while the program hangs, so nothing here takes a lock.
 pydist/_doctor/calls.py reads it.
 """
 
@@ -26,7 +26,7 @@ def _place(thread, frames):
 
 
 def _shown(number):
-    return f"{number >> 48}.{number & (1 << 48) - 1}"
+    return f"{number >> 48}.{'r' * (number >> 47 & 1)}{number & (1 << 47) - 1}"
 
 
 def lines(agent):

@@ -10,13 +10,14 @@ import threading
 import time
 
 from pydist import _C
-from pydist.distributed._group.rendezvous import find_place
-from pydist.distributed.rpc import _agent, _pickling
+from pydist.distributed._group.rendezvous import find_place, find_store_place
+from pydist.distributed.rpc import _agent, _pickling, backend_registry, internal
 from pydist.distributed.rpc._agent import WorkerInfo, check_name
+from pydist.distributed.rpc._agent import current as _get_current_rpc_agent  # noqa: F401
+from pydist.distributed.rpc._agent import is_current as _is_current_rpc_agent_set  # noqa: F401
 from pydist.distributed.rpc._errors import RpcTimeout
 from pydist.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from pydist.distributed.rpc.options import (
-    BackendType,
     RpcBackendOptions,
     TensorPipeRpcBackendOptions,
     seconds,
@@ -79,8 +80,42 @@ def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=N
     5
     >>> rpc.shutdown()
     """
-    options = rpc_backend_options
-    if backend is not None and not isinstance(backend, BackendType):
+    options = _checked_options(name, backend, rpc_backend_options)
+    with _lock:
+        if _agent.is_current():
+            raise RuntimeError("RPC is already initialized (expected shutdown() first)")
+        if backend is None or backend.name == "TENSORPIPE":
+            place = find_place(options.init_method, -1 if world_size is None else world_size, rank)
+            _set_and_start_rpc_agent(_joined(name, options, place))
+            return
+        from pydist.distributed import PrefixStore, rendezvous
+
+        store, rank, world_size = next(rendezvous(options.init_method, rank, -1 if world_size is None else world_size))
+        _start(backend, PrefixStore("rpc", store), name, rank, world_size, options)
+
+
+def _init_rpc_backend(backend=None, store=None, name=None, rank=-1, world_size=None, rpc_backend_options=None):
+    """The same for workers that share a store, and with any kind of agent."""
+    kind = backend_registry.BackendType["TENSORPIPE"] if backend is None else backend
+    options = _checked_options(name, backend, rpc_backend_options)
+    with _lock:
+        if _agent.is_current():
+            raise RuntimeError("RPC is already initialized (expected shutdown() first)")
+        _start(kind, store, name, rank, world_size, options)
+
+
+def _start(backend, store, name, rank, world_size, options):
+    from pydist.distributed import autograd
+
+    agent = backend_registry.init_backend(
+        backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=options
+    )
+    _set_and_start_rpc_agent(agent)
+    autograd._init(rank)
+
+
+def _checked_options(name, backend, options):
+    if backend is not None and not backend_registry.is_backend(backend):
         raise TypeError(
             f"Argument backend must be a member of BackendType; got {backend!r} (expected None or a BackendType)"
         )
@@ -88,32 +123,44 @@ def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=N
         raise TypeError(
             f"Argument rpc_backend_options must be an instance of RpcBackendOptions; got {options!r} (expected one)"
         )
+    if options is not None and not isinstance(options, TensorPipeRpcBackendOptions):
+        if backend is None or backend.name == "TENSORPIPE":
+            what = "`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`"
+            what = what if backend is not None else "Could not infer backend for options"
+            raise TypeError(f"init_rpc: {what}; got {type(options).__name__} (expected TensorPipeRpcBackendOptions)")
     check_name(name)
-    options = TensorPipeRpcBackendOptions() if options is None else options
-    with _lock:
-        if _agent.is_current():
-            raise RuntimeError("RPC is already initialized (expected shutdown() first)")
-        place = find_place(options.init_method, -1 if world_size is None else world_size, rank)
-        address = place.address or f"job://rpc.{os.getpid()}.{secrets.token_hex(8)}"
-        if os.environ.get("PYDIST_RPC_ALLOW"):
-            _pickling.allow(os.environ["PYDIST_RPC_ALLOW"].split(","))
-        arena = os.environ.get("PYDIST_RPC_ARENA", "256")
-        if not (arena.isdecimal() and len(arena) < 10):
-            raise ValueError(f"init_rpc: PYDIST_RPC_ARENA is {arena!r} (expected a number of MiB)")
-        number = next(_worlds)
-        pipes = _C.Pipes(place.rank, place.world, address, place.secret_fd, number, _JOIN, int(arena) << 20)
-        try:
-            workers = _exchange_names(pipes.store(), number, name, place.rank, place.world)
-            me = workers[place.rank]
-            agent = _agent.Agent(me, workers, pipes, options)
-        except BaseException:
-            with contextlib.suppress(_C.DistError):
-                pipes.close(_LEAVE)
-            raise
-        agent.number = number
-        _agent.set_current(agent)
-        agent.start()
-        _end_with_interpreter()
+    return TensorPipeRpcBackendOptions() if options is None else options
+
+
+def _place_by(store, world_size, rank):
+    return find_store_place(store, -1 if world_size is None else world_size, rank)
+
+
+def _joined(name, options, place):
+    """The agent of a worker that has met the others."""
+    address = place.address or f"job://rpc.{os.getpid()}.{secrets.token_hex(8)}"
+    number = next(_worlds)
+    if os.environ.get("PYDIST_RPC_ALLOW"):
+        _pickling.allow(os.environ["PYDIST_RPC_ALLOW"].split(","))
+    arena = os.environ.get("PYDIST_RPC_ARENA", "256")
+    if not (arena.isdecimal() and len(arena) < 10):
+        raise ValueError(f"init_rpc: PYDIST_RPC_ARENA is {arena!r} (expected a number of MiB)")
+    pipes = _C.Pipes(place.rank, place.world, address, place.secret_fd, number, _JOIN, int(arena) << 20)
+    try:
+        workers = _exchange_names(pipes.store(), number, name, place.rank, place.world)
+        agent = _agent.Agent(workers[place.rank], workers, pipes, options)
+    except BaseException:
+        with contextlib.suppress(_C.DistError):
+            pipes.close(_LEAVE)
+        raise
+    agent.number = number
+    return agent
+
+
+def _set_and_start_rpc_agent(agent):
+    _agent.set_current(agent)
+    agent.start()
+    _end_with_interpreter()
 
 
 _registered = False
@@ -202,12 +249,12 @@ def remote(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
     worker = agent.worker(to)
     args, kwargs = _check_call(func, args, kwargs)
     span = _span("remote", func, agent, worker) if calls.listening else None
-    number = agent.unique()
+    number = agent.references.unique(2)  # of the value, and of this copy of the reference
     if worker.id == agent.rank:
         state = Owned(number, agent.rank)
         state.made = agent.call(worker, func, args, kwargs, limit_of(timeout), _agent.REMOTE, state, span=span)
         return RRef._of(state)
-    state = Used(agent.references, number, number, worker.id)
+    state = Used(agent.references, number, number + 1, worker.id)
     agent.references.used[state.fork] = state
     rref = RRef._of(state)
     answer = agent.call(worker, func, args, kwargs, limit_of(timeout), _agent.REMOTE, state, span=span)
@@ -221,11 +268,6 @@ def get_worker_info(worker_name=None):
     """The WorkerInfo of that name; None: of this worker."""
     agent = _agent.current()
     return agent.me if worker_name is None else agent.worker(worker_name)
-
-
-def _get_worker_infos():
-    agent = _agent.current()
-    return [agent.workers[i] for i in sorted(agent.workers)]
 
 
 def get_rpc_timeout():
@@ -267,27 +309,49 @@ def leaks():
 
 
 def _get_debug_info():
-    """Counts as strings, with PyTorch's names."""
-    agent = _agent.current()
-    found = stats()
+    """Counts of references, of the agent and of distributed autograd, as strings with PyTorch's names."""
+    from pydist.distributed import autograd
+
+    contexts = {name: str(count) for name, count in autograd._get_debug_info().items()}
+    return {**_rref_context_get_debug_info(), **_agent.current().get_debug_info(), **contexts}
+
+
+def _rref_context_get_debug_info():
+    """Counts of references."""
+    references = _agent.current().references
+    owned, used = list(references.owned.values()), list(references.used.values())
     info = {
-        "agent.thread_pool_size": found["threads"],
-        "agent.num_idle_threads": found["threads_idle"],
-        "agent.num_pending_requests": found["calls_pending"],
-        "agent.server_active_calls": found["calls_running"],
-        "agent.client_active_calls": found["calls_pending"],
-        "agent.server_active_async_calls": 0,
-        "num_owner_rrefs": found["owner_rrefs"],
-        "num_pending_users": sum(not state.confirmed.is_set() for state in list(agent.references.used.values())),
-        "num_pending_futures": sum(not state.future.done() for state in list(agent.references.owned.values())),
-        "num_forks": sum(len(state.forks) for state in list(agent.references.owned.values())),
+        "num_owner_rrefs": len(owned),
+        "num_pending_users": sum(not state.confirmed.is_set() for state in used),
+        "num_pending_futures": sum(not state.future.done() for state in owned),
+        "num_forks": sum(len(state.forks) for state in owned),
     }
     return {name: str(value) for name, value in info.items()}
 
 
-def _rref_context_get_debug_info():
-    """The part of `_get_debug_info` about references."""
-    return {name: value for name, value in _get_debug_info().items() if name.startswith("num_")}
+def enable_gil_profiling(flag):
+    """With True, the agent's get_debug_info() says how long a thread waits for the interpreter's lock at that time:
+    "agent.gil_average_wait_time_us"."""
+    _agent.current().gil_profiling = bool(flag)
+
+
+# ---- other picklers ----------------------------------------------------------------------------------------------------
+
+_default_pickler = internal._internal_rpc_pickler
+
+
+@contextlib.contextmanager
+def _use_rpc_pickler(rpc_pickler):
+    """In this block calls of this process are serialized by rpc_pickler.serialize(PythonUDF) -> (bytes, tensors), such that
+    `rpc.internal.deserialize` can read them. References (RRef) cannot be arguments then."""
+    global _default_pickler
+    before, _default_pickler = _default_pickler, rpc_pickler
+    _pickling.set_pickler(None if rpc_pickler is internal._internal_rpc_pickler else rpc_pickler)
+    try:
+        yield
+    finally:
+        _default_pickler = before
+        _pickling.set_pickler(None if before is internal._internal_rpc_pickler else before)
 
 
 # ---- several calls ---------------------------------------------------------------------------------------------------
@@ -311,11 +375,15 @@ def _wait_all():
 _rounds = collections.Counter()  # (world, what) -> how often this worker has taken part
 
 
-def _gather_together(agent, what, value, timeout, names=None):
-    """Each worker's value, by id. Waits for all workers that live. Raises RpcTimeout naming those that have not come."""
+def _gather_together(agent, what, value, timeout, names=None, since=None):
+    """Each worker's value, by id. Waits for all workers that live. Raises RpcTimeout naming those that have not come.
+    timeout: seconds after `since` (default: now); 0: any time."""
     key = f"rpc.{agent.number}.{what}.{_rounds[agent.number, what]}."
     _rounds[agent.number, what] += 1
-    store, until = agent.pipes.store(), time.monotonic() + timeout if timeout else None
+    store, begin = agent.pipes.store(), time.monotonic()
+    until = (begin if since is None else since) + timeout if timeout else None
+    if until is not None and begin >= until:
+        raise RpcTimeout(f"rpc.{what}: the value of {agent.me.name} came after {timeout:.3g} s (expected it before)")
     members = sorted(agent.workers) if names is None else sorted(agent.names[name].id for name in names)
     store.set(f"{key}{agent.rank}", value)
     found, pause = {agent.rank: value}, 0.0002
@@ -335,15 +403,23 @@ def _gather_together(agent, what, value, timeout, names=None):
 
 
 def _all_gather(obj, worker_names=None, timeout=UNSET_RPC_TIMEOUT):
-    """{name: object} of all workers, or of these."""
+    """{name: object} of all workers, or of these. timeout: seconds from now until all have come, the pickling of the object
+    included; 0: any time. Raises RpcTimeout."""
     agent = _agent.current()
-    limit = limit_of(timeout)
+    begin, limit = time.monotonic(), limit_of(timeout)
+    limit = agent.timeout if limit is None else limit
+    names = None if worker_names is None else sorted(worker_names)
+    what = "all_gather" if names is None else f"all_gather.{','.join(names)}"
     data, tensors, references = _pickling.dumps(obj, RRef, agent._device_of(agent.me))
     if tensors or references:
         raise TypeError("_all_gather: an object with tensors or references (expected plain objects)")
-    names = None if worker_names is None else sorted(worker_names)
-    what = "all_gather" if names is None else f"all_gather.{','.join(names)}"
-    found = _gather_together(agent, what, data, agent.timeout if limit is None else limit, names)
+    try:
+        found = _gather_together(agent, what, data, limit, names, begin)
+    except RpcTimeout as error:
+        leads = agent.me.name == min(agent.names if names is None else names)
+        text = f"timed out in _all_gather after {limit:.2f} seconds" if leads else (
+            f"RPC ran for more than set timeout ({round(limit * 1000)} ms)")  # fmt: skip
+        raise RpcTimeout(f"{text}: {error}") from None
     return {agent.workers[rank].name: _pickling.loads(value, (), ()) for rank, value in found.items()}
 
 
@@ -374,6 +450,23 @@ def _wait_all_workers(timeout=0.0):
         before = sums
 
 
+_ignore_rref_leak = True  # False: a graceful shutdown raises where references were kept from it
+
+
+def _delete_all_user_and_unforked_owner_rrefs():
+    """Ends this worker's references to others' values. Part of a graceful shutdown, when all have agreed to go."""
+    _agent.current().references.clear()
+
+
+def _check_leaks(agent):
+    left = len(agent.references.used)
+    if left and not _ignore_rref_leak:
+        raise RuntimeError(
+            f"Leaking RRef: {agent.me.name} still has {left} references to values of other workers (expected none after "
+            "_delete_all_user_and_unforked_owner_rrefs)"
+        )
+
+
 def shutdown(graceful=True, timeout=0):
     """Ends this worker's agent. graceful: waits until all workers that live have called it and no call is under way,
     `timeout` seconds at most (0: any time). References to other workers' values cannot be used afterwards.
@@ -386,6 +479,8 @@ def shutdown(graceful=True, timeout=0):
         if graceful:
             try:
                 _wait_all_workers(limit)
+                _delete_all_user_and_unforked_owner_rrefs()
+                _check_leaks(agent)
             except RpcTimeout:
                 raise
             except (

@@ -1,22 +1,12 @@
 """What an agent is told: time limits, threads, and which devices stand for which."""
 
-import enum
 import math
 from datetime import timedelta
 
 from pydist import _C
 from pydist.distributed.rpc.constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 
-__all__ = ["BackendType", "RpcBackendOptions", "TensorPipeRpcBackendOptions"]
-
-
-class BackendType(enum.Enum):
-    """The kinds of agents. There is one, under the name of PyTorch's."""
-
-    TENSORPIPE = "TENSORPIPE"
-
-    def __repr__(self):
-        return f"BackendType.{self.name}"
+__all__ = ["RpcBackendOptions", "TensorPipeRpcBackendOptions"]
 
 
 def seconds(value, name, least=0.0):
@@ -85,6 +75,11 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         _transports=None,
         _channels=None,
     ):
+        if isinstance(rpc_timeout, timedelta):
+            raise TypeError(
+                "TensorPipeRpcBackendOptions: incompatible constructor arguments: rpc_timeout is a timedelta (expected a "
+                "number of seconds)"
+            )
         super().__init__(rpc_timeout, init_method)
         if isinstance(num_worker_threads, bool) or not isinstance(num_worker_threads, int) or num_worker_threads < 1:
             raise ValueError(f"rpc: num_worker_threads is {num_worker_threads!r} (expected at least 1)")

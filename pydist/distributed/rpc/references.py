@@ -62,6 +62,14 @@ class References:
         self.children = {}  # fork -> (Used, the worker that gets it): handed on, and not confirmed by the owner
         self.flushed = {}  # dead worker -> the workers that have handled all its messages
         self.lock = threading.Lock()
+        self._numbers = 1
+
+    def unique(self, count=1):
+        """The number of a new value or copy, which no worker of this world uses for another one. count: so many following
+        numbers are the caller's."""
+        with self.lock:
+            self._numbers += count
+            return self.agent.rank << 48 | self._numbers - count
 
     def stats(self):
         """Counts of owned values, copies of others' values, and copies on their way."""
@@ -76,7 +84,7 @@ class References:
             state = rref._state
             owned = isinstance(state, Owned)
             owner = self.agent.rank if owned else state.owner
-            fork = 0 if owner == to else self.agent.unique()
+            fork = 0 if owner == to else self.unique()
             with self.lock:
                 if owned:
                     self._enter(state, fork, to)
@@ -228,6 +236,7 @@ class References:
         """The agent ends: nothing is counted any more."""
         for state in list(self.used.values()):
             state.table = None
+        self.used.clear()
         with self.lock:
             for state, _ in self.children.values():
                 state.table = None

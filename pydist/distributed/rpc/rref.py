@@ -3,6 +3,7 @@
 import typing
 
 from pydist.distributed.rpc import _agent, _pickling
+from pydist.distributed.rpc._errors import RpcTimeout
 from pydist.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from pydist.distributed.rpc.options import seconds
 from pydist.distributed.rpc.references import Owned
@@ -20,7 +21,8 @@ def limit_of(timeout):
 
 
 def _shown(number):
-    return f"GloballyUniqueId(created_on={number >> 48}, local_id={number & (1 << 48) - 1})"
+    """A number of References.unique with PyTorch's text, where they count from 0."""
+    return f"GloballyUniqueId(created_on={number >> 48}, local_id={(number & (1 << 48) - 1) - 1})"
 
 
 class _Proxy:
@@ -35,10 +37,18 @@ class _Proxy:
         how, rref, timeout = getattr(api, self._how), self._rref, self._timeout
 
         def method(*args, **kwargs):
+            if how is api.remote and name not in rref._known:
+                api.rpc_sync(rref.owner(), _check_method, (rref, name), timeout=timeout)
+                rref._known = {*rref._known, name}
             return how(rref.owner(), _call_method, args=(rref, name, args, kwargs), timeout=timeout)
 
         method.__name__ = method.__qualname__ = name
         return method
+
+
+def _check_method(rref, name):
+    """Waits for the value. Raises AttributeError if it has no such method."""
+    getattr(rref.local_value(), name)
 
 
 def _call_method(rref, name, args, kwargs):
@@ -84,11 +94,17 @@ class RRef(typing.Generic[_T]):
     >>> rpc.shutdown()
     """
 
+    _known = frozenset()  # methods that the value has, as far as remote() proxies have asked
     _type = None  # the Future of the value's class, once somebody has asked
 
     def __init__(self, value, type_hint=None):
+        if not _agent.is_current():
+            raise RuntimeError(
+                "RRef: Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)? "
+                "(expected init_rpc before)"
+            )
         agent = _agent.current()
-        self._state = Owned(agent.unique(), agent.rank)
+        self._state = Owned(agent.references.unique(), agent.rank)
         self._state.future.set_result(value)
 
     @classmethod
@@ -153,6 +169,11 @@ class RRef(typing.Generic[_T]):
             return self.local_value()
         made = self._state.made
         if made is not None and made.done() and made.exception() is not None:
+            if isinstance(made.exception(), RpcTimeout):
+                raise RpcTimeout(
+                    "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not "
+                    f"exist: {made.exception()}"
+                ) from made.exception()
             raise made.exception()
         if not agent.in_context():
             return agent.fetch(self._state, limit_of(timeout)).wait()
@@ -169,7 +190,8 @@ class RRef(typing.Generic[_T]):
         return _Proxy(self, "rpc_async", timeout)
 
     def remote(self, timeout=UNSET_RPC_TIMEOUT):
-        """A proxy whose methods return an RRef to the result."""
+        """A proxy whose methods return an RRef to the result. The first call of each method waits for the value, at most
+        `timeout`, and raises AttributeError if there is no such method: nobody might wait for the result."""
         limit_of(timeout)
         return _Proxy(self, "remote", timeout)
 
