@@ -876,7 +876,7 @@ def _unpickled(job):
     """(function, args, kwargs, ...) of a call."""
     try:
         return _pickling.loads(job.data, job.tensors, job.references)
-    except (AttributeError, ImportError) as error:
+    except AttributeError as error:
         raise RuntimeError(
             f"{error}. Default RPC pickler does not serialize function code: ensure that functions and classes are defined "
             "on both caller and callee modules (expected the caller's here)"
