@@ -22,14 +22,10 @@ class Agent:
 
     def __init__(self, rank, world):
         self.rank, self.workers = rank, dict.fromkeys(range(world))
-        self.gone, self.closing, self.outbox, self.sequence = {}, False, deque(), 0
+        self.gone, self.closing, self.outbox = {}, False, deque()
         self.pipes, self.references = self, References(self)
         self.hands = []  # RRefs that its program has
         self.jobs = []  # values that remote() has asked it to make, as (state, id)
-
-    def unique(self):
-        self.sequence += 1
-        return self.rank << 48 | self.sequence
 
     def put(self, to, kind, data):
         self.outbox.append((to, kind, data))
@@ -132,15 +128,15 @@ class World:
             self.ask(agent, to, self.some(agent) if self.random.random() < 0.3 else [])
 
     def own(self, agent):
-        number = agent.unique()
+        number = agent.references.unique()
         self.owners[number], state = agent, Owned(number, agent.rank)
         self.make(state, number)
         agent.hands.append(RRef._of(state))
 
     def ask(self, agent, to, rrefs):
         """As rpc.remote does."""
-        number = agent.unique()
-        self.owners[number], state = self.agents[to], Used(agent.references, number, number, to)
+        number = agent.references.unique(2)
+        self.owners[number], state = self.agents[to], Used(agent.references, number, number + 1, to)
         agent.references.used[state.fork] = state
         self.send(agent, to, ("remote", number, state.fork, agent.references.lend(rrefs, to)))
         agent.hands.append(RRef._of(state))
