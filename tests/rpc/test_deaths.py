@@ -174,25 +174,56 @@ def test_a_worker_is_stopped(program):
 
 @pytest.mark.slow
 def test_calls_to_a_stopped_worker():
-    """They keep their time limits, shutdown(timeout=) names the worker, and what it does after that ends."""
+    """They keep their time limits, also before there is a connection and when it is full. shutdown(timeout=) names the
+    worker. What that one does when it goes on ends."""
 
     def body(rank):
         rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3)
         pid = rpc.api._all_gather(os.getpid())["worker2"]
         if rank == 2:
-            with pytest.raises((PeerFailed, CommTimeout, RuntimeError)):
+            with pytest.raises((PeerFailed, CommTimeout)):
                 while True:
                     rpc.rpc_sync("worker0", echo, args=(1,), timeout=5)
             rpc.shutdown(graceful=False)
             return
-        if rank == 0:
-            os.kill(pid, signal.SIGSTOP)
-            with pytest.raises(rpc.RpcTimeout, match="set timeout .1000 ms"):
-                rpc.rpc_sync("worker2", echo, args=(1,), timeout=1)
-            assert rpc.rpc_sync("worker1", echo, args=(1,)) == 1
-        with pytest.raises(rpc.RpcTimeout, match=r"worker2 \(rank 2\) did not come within 2 s"):
-            rpc.shutdown(timeout=2)
-        if rank == 0:
-            os.kill(pid, signal.SIGCONT)
+        try:
+            if rank == 0:
+                os.kill(pid, signal.SIGSTOP)
+                begin = time.monotonic()
+                for data in (1, bytes(10 << 20)):
+                    with pytest.raises(rpc.RpcTimeout, match="set timeout .1000 ms"):
+                        rpc.rpc_sync("worker2", echo, args=(data,), timeout=1)
+                assert time.monotonic() - begin < 2 + END
+                assert rpc.rpc_sync("worker1", echo, args=(1,)) == 1
+                begin = time.monotonic()
+                with pytest.raises(
+                    rpc.RpcTimeout, match=r"worker2 \(rank 2\) did not come|runs 1 .1 x echo of worker2"
+                ):
+                    rpc.shutdown(timeout=2)
+                assert time.monotonic() - begin < 2 + END
+            else:
+                rpc.shutdown(timeout=40)
+        finally:
+            if rank == 0:
+                os.kill(pid, signal.SIGCONT)
 
     run_ranks(3, body, processes=True)
+
+
+def test_shutdown_does_not_wait_for_a_function_that_goes_on():
+    def body(rank):
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+        if rank == 0:
+            with pytest.raises(rpc.RpcTimeout, match="sleep at worker1"):
+                rpc.rpc_sync("worker1", time.sleep, args=(5,), timeout=0.2)
+        begin = time.monotonic()
+        with pytest.raises(
+            rpc.RpcTimeout,
+            match=("worker1 .rank 1. did not come", "worker1 waits for 0 calls .none., runs 1 .1 x sleep of worker0")[
+                rank
+            ],
+        ):
+            rpc.shutdown(timeout=1)
+        assert rank == 0 or time.monotonic() - begin < 4.5  # when the function ends
+
+    run_ranks(2, body, processes=True)

@@ -203,10 +203,10 @@ static pd_status take(pd_pipes *p, int to, int fd, void *out, size_t bytes, int6
     return PD_OK;
 }
 
-static pd_status greet(pd_pipes *p, int to, int fd, bool *good) {
+static pd_status greet(pd_pipes *p, int to, int fd, int64_t deadline, bool *good) {
     pd_hello h = {.magic = PD_PIPE_MAGIC, .number = p->number, .from = p->rank, .to = to};
     uint8_t nonce[PD_NONCE_BYTES], mac[32], answer[32];
-    int64_t deadline = pd_os_now() + PD_GREET_NS;
+    if (deadline > pd_os_now() + PD_GREET_NS) deadline = pd_os_now() + PD_GREET_NS;
     PD_TRY(pd_os_random(h.nonce, sizeof h.nonce));
     PD_TRY(take(p, to, fd, nonce, sizeof nonce, deadline, good));
     if (!*good) return PD_OK;
@@ -227,7 +227,8 @@ static pd_status dial_far(pd_pipes *p, int to, int64_t deadline, int *fd) {
     pd_status status = PD_OK;
     bool good = false;
     key_of(p, "tcp", to, key);
-    PD_TRY(pd_store_get(p->link, key, (double)PD_PIPE_PATIENCE * 1e-9, &data, &bytes));
+    double seconds = (double)(deadline - pd_os_now()) * 1e-9;
+    PD_TRY(pd_store_get(p->link, key, seconds > 0.001 ? seconds : 0.001, &data, &bytes));
     snprintf(text, sizeof text, "%.*s", (int)bytes, (char *)data);
     pd_free(data);
     for (char *a = strtok_r(text, " ", &rest); a && !status; a = strtok_r(NULL, " ", &rest))
@@ -235,7 +236,7 @@ static pd_status dial_far(pd_pipes *p, int to, int64_t deadline, int *fd) {
     while (!status && !good) {
         status = pd_race_next(&race, deadline, p->link->hooks, fd);
         if (status || *fd < 0) break;
-        status = greet(p, to, *fd, &good);
+        status = greet(p, to, *fd, deadline, &good);
         if (!good || status) close(*fd);
     }
     pd_race_end(&race);
@@ -247,17 +248,19 @@ static pd_status dial_near(pd_pipes *p, int to, int64_t deadline, int *fd) {
     char way[320];
     bool good;
     PD_TRY(pd_dial(p->doors[to].name, deadline, false, p->link->hooks, fd, way, sizeof way));
-    pd_status status = greet(p, to, *fd, &good);
+    pd_status status = greet(p, to, *fd, deadline, &good);
     if (good && !status) return PD_OK;
     close(*fd);
     *fd = -1;
     return PD_TRAIL(status);
 }
 
-pd_status pd_door_dial(pd_pipes *p, int to, int *fd) {
+pd_status pd_door_dial(pd_pipes *p, int to, int64_t until, int *fd) {
     bool near = p->doors[to].host == p->doors[p->rank].host;
     int on = 1;
-    for (int64_t deadline = pd_os_now() + PD_PIPE_PATIENCE;;) {
+    int64_t begin = pd_os_now(), deadline = begin + PD_PIPE_PATIENCE;
+    if (until < deadline) deadline = until;
+    for (;;) {
         *fd = -1;
         pd_status status = near ? dial_near(p, to, deadline, fd) : dial_far(p, to, deadline, fd);
         if (!status && *fd >= 0) break;
@@ -265,7 +268,7 @@ pd_status pd_door_dial(pd_pipes *p, int to, int *fd) {
         PD_TRY(wait_at_door(p, to, -1));
         if (pd_os_now() > deadline)
             return pd_fail(PD_E_TIMEOUT, "rpc: rank %d cannot connect to rank %d, which is alive (expected an answer "
-                           "within %.0f s)", p->rank, to, (double)PD_PIPE_PATIENCE * 1e-9);
+                           "within %.3g s)", p->rank, to, (double)(deadline - begin) * 1e-9);
     }
     if (!near) setsockopt(*fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     return PD_OK;

@@ -109,6 +109,8 @@ void pd_pipes_close(pd_pipes *p) {
 
 void pd_pipes_wake(pd_pipes *p) { ring(p); }
 
+void pd_pipes_stop(pd_pipes *p) { atomic_store(&p->stopped, true); }
+
 void pd_pipes_take(pd_pipes *p, uint32_t kind, pd_pipes_taker take, void *ctx) {
     p->taken_kind = kind;
     p->take_ctx = ctx;
@@ -118,6 +120,7 @@ void pd_pipes_take(pd_pipes *p, uint32_t kind, pd_pipes_taker take, void *ctx) {
 pd_status pd_pipes_check(pd_pipes *p, int rank) {
     pd_error e = {0};
     PD_TRY(pd_link_check(p->link));
+    if (atomic_load(&p->stopped)) return pd_fail(PD_E_DIST, "rpc: the agent shuts down (expected sends before)");
     pthread_mutex_lock(&p->lock);
     const pd_fate *f = &p->fates[p->rank];
     if (!f->weight) f = &p->fates[rank];

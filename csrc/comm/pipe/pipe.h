@@ -61,10 +61,11 @@ void pd_pipes_close(pd_pipes *p);
 
 /* Sends a message to another rank, and waits until the kernel has all of it. The parcels stay the caller's. held: NULL,
    or whether the caller has the turn of `to`, which is given up (*held false) if the sending has to wait: two ranks
-   that wait for each other's full sockets must go on reading. Errors: PD_E_PEER, `to` is gone; PD_E_PYTHON,
-   interrupted: the message will not arrive. */
+   that wait for each other's full sockets must go on reading. Errors: PD_E_PEER, `to` is gone; PD_E_TIMEOUT, it has not
+   taken the message before `until` (of pd_os_now; INT64_MAX: any time); PD_E_PYTHON, interrupted. The message will not
+   arrive then. */
 pd_status pd_pipes_send(pd_pipes *p, int to, uint32_t kind, uint64_t id, const void *body, size_t bytes,
-                        pd_parcel *parcels, int n, bool *held);
+                        pd_parcel *parcels, int n, int64_t until, bool *held);
 /* The same, but if the message could not leave at once it does not leave at all, and *sent is false. */
 pd_status pd_pipes_try_send(pd_pipes *p, int to, uint32_t kind, uint64_t id, const void *body, size_t bytes,
                             pd_parcel *parcels, int n, bool *sent);
@@ -85,7 +86,9 @@ pd_status pd_pipes_await(pd_pipes *p, int from, int64_t ns, pd_mail *out);
 void pd_pipes_resume(pd_pipes *p, int from);
 void pd_pipes_nudge(pd_pipes *p);
 void pd_pipes_wake(pd_pipes *p); /* one pd_pipes_receive returns */
-/* PD_OK, or the PD_E_PEER that says how this rank ended. */
+/* Who waits to send gives up: the next thing is pd_pipes_close. */
+void pd_pipes_stop(pd_pipes *p);
+/* PD_OK, or the PD_E_PEER that says how this rank ended; PD_E_DIST after pd_pipes_stop. */
 pd_status pd_pipes_check(pd_pipes *p, int rank);
 void pd_mail_drop(pd_mail *m);
 /* There was no memory or no descriptor for what it brings: who waits for its answer should hear of it. */

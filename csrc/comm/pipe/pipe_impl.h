@@ -42,7 +42,7 @@ typedef struct pd_guest { /* a connection that has not proved yet who it is; fd 
 } pd_guest;
 
 typedef enum pd_pipe_stage {
-    PD_STAGE_HEAD, PD_STAGE_TABLE, PD_STAGE_BODY, PD_STAGE_PARCEL, PD_STAGE_SKIP
+    PD_STAGE_HEAD, PD_STAGE_TABLE, PD_STAGE_BODY, PD_STAGE_PARCEL, PD_STAGE_SKIP,
 } pd_pipe_stage;
 
 typedef struct pd_inlet { /* what one rank sends us */
@@ -94,6 +94,7 @@ struct pd_pipes {
     pd_fork_watch watches[4];
     pd_arena arena;
     pthread_mutex_t lock; /* of fates and guests */
+    atomic_bool stopped;  /* nobody sends any more */
     atomic_int news;      /* fates that no receiver knows yet */
     atomic_int backlogs;  /* inlets whose turn is free and whose stage has bytes */
     pd_fate *fates;       /* by rank; our own: the control plane is gone */
@@ -112,7 +113,7 @@ static inline uint64_t pd_pipe_tag(int what, int index) { return (uint64_t)what 
 
 /* ---- door.c ---- */
 pd_status pd_door_open(pd_pipes *p, int64_t deadline);
-pd_status pd_door_dial(pd_pipes *p, int to, int *fd);
+pd_status pd_door_dial(pd_pipes *p, int to, int64_t until, int *fd);
 void pd_door_let_in(pd_pipes *p, int listening);
 void pd_door_hear(pd_pipes *p, int guest);
 void pd_door_close(pd_pipes *p);

@@ -21,6 +21,7 @@ typedef struct letter { /* a message under way */
     pd_pipe_entry *table;
     struct iovec *pieces;
     int npieces;
+    int64_t until;   /* as in pd_pipes_send */
     bool *held;      /* as in pd_pipes_send */
     bool now;        /* it leaves at once or not at all */
     bool refused;    /* not at all */
@@ -51,14 +52,20 @@ static pd_status connect_once(letter *l) {
     if (l->out->fd >= 0) return PD_OK;
     if (l->now) return refuse(l);
     take_time(l);
-    PD_TRY(pd_door_dial(l->p, l->to, &l->out->fd));
+    PD_TRY(pd_door_dial(l->p, l->to, l->until, &l->out->fd));
     pd_fork_watch_add(&l->out->watch, l->out->fd);
     return PD_OK;
+}
+
+static pd_status late(const letter *l) {
+    return pd_fail(PD_E_TIMEOUT, "rpc: rank %d has not taken a message of rank %d in time (expected it to read)", l->to,
+                   l->p->rank);
 }
 
 /* Waits until the socket takes more. */
 static pd_status wait_for_room(letter *l) {
     take_time(l);
+    if (pd_os_now() > l->until) return late(l);
     poll(&(struct pollfd){.fd = l->out->fd, .events = POLLOUT}, 1, PD_SLICE_NS / 1000000);
     PD_TRY(pd_pipes_check(l->p, l->to));
     return pd_hooks_interrupt(l->p->link->hooks);
@@ -191,6 +198,15 @@ static void give_up(pd_slab *slab) {
     pd_slab_release(slab);
 }
 
+static pd_status lock_in_time(letter *l) {
+    while (!pd_os_lock(&l->out->lock, PD_SLICE_NS)) {
+        if (pd_os_now() > l->until) return late(l);
+        PD_TRY(pd_pipes_check(l->p, l->to));
+        PD_TRY(pd_hooks_interrupt(l->p->link->hooks));
+    }
+    return PD_OK;
+}
+
 static pd_status post(letter *l, const void *body, size_t bytes, pd_parcel *parcels, int n) {
     pd_slab *slab = NULL;
     pd_status status = PD_OK;
@@ -202,12 +218,14 @@ static pd_status post(letter *l, const void *body, size_t bytes, pd_parcel *parc
             return refuse(l);
         }
         take_time(l);
-        pthread_mutex_lock(&l->out->lock);
+        status = lock_in_time(l);
     }
-    PD_THEN(connect_once(l));
-    if (slab) PD_THEN(introduce(l, slab));
-    PD_THEN(push(l, l->pieces, l->npieces, -1));
-    pthread_mutex_unlock(&l->out->lock);
+    if (!status) {
+        status = connect_once(l);
+        if (slab) PD_THEN(introduce(l, slab));
+        PD_THEN(push(l, l->pieces, l->npieces, -1));
+        pthread_mutex_unlock(&l->out->lock);
+    }
     if (status) {
         give_up(slab);
         return status;
@@ -237,14 +255,14 @@ static pd_status deliver(letter *l, uint32_t kind, uint64_t id, const void *body
 }
 
 pd_status pd_pipes_send(pd_pipes *p, int to, uint32_t kind, uint64_t id, const void *body, size_t bytes,
-                        pd_parcel *parcels, int n, bool *held) {
-    letter l = {.p = p, .to = to, .held = held};
+                        pd_parcel *parcels, int n, int64_t until, bool *held) {
+    letter l = {.p = p, .to = to, .until = until, .held = held};
     return deliver(&l, kind, id, body, bytes, parcels, n);
 }
 
 pd_status pd_pipes_try_send(pd_pipes *p, int to, uint32_t kind, uint64_t id, const void *body, size_t bytes,
                             pd_parcel *parcels, int n, bool *sent) {
-    letter l = {.p = p, .to = to, .now = true};
+    letter l = {.p = p, .to = to, .until = INT64_MAX, .now = true};
     pd_status status = p->spread ? refuse(&l) : deliver(&l, kind, id, body, bytes, parcels, n);
     *sent = !status;
     return l.refused ? PD_OK : status;

@@ -165,15 +165,16 @@ static pd_status prepare(PyObject *list) {
     return PD_OK;
 }
 
-/* Sends the message of args; *to: its receiver. held as in pd_pipes_send. */
-static pd_status post(PyObject *self, PyObject *args, const char *format, int *to, double *timeout, bool *held) {
+/* Sends the message of args; *to: its receiver, *wait: the last argument. held as in pd_pipes_send. */
+static pd_status post(PyObject *self, PyObject *args, const char *format, int *to, double *wait, bool *held) {
     int given = 0;
+    double limit = 0;
     unsigned kind;
     unsigned long long id;
     Py_buffer data;
     PyObject *list;
     parts x = {0};
-    if (!PyArg_ParseTuple(args, format, to, &kind, &id, &data, &PyList_Type, &list, &given, timeout))
+    if (!PyArg_ParseTuple(args, format, to, &kind, &id, &data, &PyList_Type, &list, &given, &limit, wait))
         return pd_py_caught();
     pd_link *link = ((PipesObject *)self)->link;
     pd_status status = PD_OK;
@@ -185,8 +186,9 @@ static pd_status post(PyObject *self, PyObject *args, const char *format, int *t
     PD_THEN(pd_grow(&x.body, &x.cap, x.bytes + (size_t)data.len, 1, "rpc"));
     if (!status) memcpy(x.body + x.bytes, data.buf, (size_t)data.len);
     if (!status && held) *held = pd_pipes_hold(((PipesObject *)self)->pipes, *to);
+    int64_t until = limit > 0 && limit < 1e9 ? pd_os_now() + (int64_t)(limit * 1e9) : INT64_MAX;
     PD_THEN(pd_pipes_send(((PipesObject *)self)->pipes, *to, kind, id, x.body, x.bytes + (size_t)data.len, x.parcels,
-                          x.nparcels, held));
+                          x.nparcels, until, held));
     drop_parts(&x);
     PyBuffer_Release(&data);
     return status;
@@ -196,7 +198,7 @@ static PyObject *pipes_send(PyObject *self, PyObject *args) {
     int to;
     double unused;
     if (!enter(self)) return NULL;
-    pd_status status = post(self, args, "iIKy*O!|pd:send", &to, &unused, NULL);
+    pd_status status = post(self, args, "iIKy*O!|pdd:send", &to, &unused, NULL);
     leave(self);
     return pd_py_none_or(status);
 }
@@ -515,7 +517,7 @@ static PyObject *pipes_exchange(PyObject *self, PyObject *args) {
     bool held = false;
     pd_pipes *p = enter(self);
     if (!p) return NULL;
-    pd_status status = post(self, args, "iIKy*O!pd:exchange", &to, &timeout, &held);
+    pd_status status = post(self, args, "iIKy*O!pdd:exchange", &to, &timeout, &held);
     PyObject *result = NULL;
     if (!status) result = held ? await(p, to, timeout) : Py_NewRef(Py_False);
     else if (held) pd_pipes_resume(p, to);
@@ -547,6 +549,15 @@ static PyObject *pipes_wake(PyObject *self, PyObject *unused) {
     pd_pipes *p = enter(self);
     if (!p) return NULL;
     pd_pipes_wake(p);
+    leave(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *pipes_stop(PyObject *self, PyObject *unused) {
+    (void)unused;
+    pd_pipes *p = enter(self);
+    if (!p) return NULL;
+    pd_pipes_stop(p);
     leave(self);
     Py_RETURN_NONE;
 }
@@ -630,8 +641,9 @@ static PyMethodDef functions[] = {
 
 static PyMethodDef methods[] = {
     {"send", pipes_send, METH_VARARGS,
-     "send(to, kind, id, data, tensors, given=False)\n\nSends a message. given: the list holds the only references to "
-     "its tensors, so memory of the receiver's goes back to it without a copy."},
+     "send(to, kind, id, data, tensors, given=False, limit=0)\n\nSends a message. given: the list holds the only "
+     "references to its tensors, so memory of the receiver's goes back to it without a copy. limit: seconds in which "
+     "the receiver has to take it (CommTimeout); 0: any time."},
     {"receive", pipes_receive, METH_VARARGS,
      "receive(timeout) -> list of (from, kind, id, data, tensors), or None\n\nThe next message of any rank; after a "
      "plain answer also the rank's next ones, if they are here. After the last one the rank's next message comes only "
@@ -640,13 +652,14 @@ static PyMethodDef methods[] = {
     {"receive_from", pipes_receive_from, METH_VARARGS,
      "receive_from(rank, timeout) -> the same; None: nothing has come; False: another thread reads from that rank."},
     {"exchange", pipes_exchange, METH_VARARGS,
-     "exchange(to, kind, id, data, tensors, given, timeout)\n\nsend() and receive_from(); no other thread takes the "
-     "answer meanwhile."},
+     "exchange(to, kind, id, data, tensors, given, limit, timeout)\n\nsend() and receive_from(); no other thread takes "
+     "the answer meanwhile."},
     {"resume", pipes_resume, METH_O, "resume(rank): its next message may be taken, by who comes to receive."},
     {"nudge", pipes_nudge, METH_NOARGS,
      "nudge(): who has received and does not come back at once lets others receive."},
     {"copy", pipes_copy, METH_O, "copy(tensors) -> list: as they would arrive in another process."},
     {"wake", pipes_wake, METH_NOARGS, "wake(): one receive() returns None."},
+    {"stop", pipes_stop, METH_NOARGS, "stop(): who waits to send gives up, before close()."},
     {"check", pipes_check, METH_O, "check(rank): raises PeerFailed if the rank is gone."},
     {"store", pipes_store, METH_NOARGS, "store() -> Store: of the job's ranks."},
     {"stats", pipes_stats, METH_NOARGS, "stats() -> dict of counters"},

@@ -38,6 +38,7 @@ _ID = struct.Struct("<Q")
 _REFERENCE = struct.Struct("<IQQ")  # owner, id, fork (0: none, it goes to the owner)
 _REMOTE = 1 << 47  # in the number of a remote(): the rest is the value's number, and the next one is its first copy's
 _SLICE = 0.05  # seconds that a wait for one worker lasts, before it looks for signals and time limits
+_STUCK = 0.5  # seconds that a function of the program may go on when the agent ends
 _IDLE = 1.0  # seconds that an idle thread sleeps at most, before it looks for calls whose time is over
 _SPARE = 256  # threads beyond 16 times num_worker_threads, for calls that wait
 
@@ -267,8 +268,8 @@ class Agent:
 
         def send(number, wait):
             if packed is not None:
-                return self._deliver(worker.id, OPCALL, number, *packed, False, wait)
-            return self._post(worker.id, kind, number, payload, reference=reference, wait=wait)
+                return self._deliver(worker.id, OPCALL, number, *packed, False, wait, limit)
+            return self._post(worker.id, kind, number, payload, reference=reference, wait=wait, limit=limit)
 
         counted = int(packed is None and kind != REQUEST)  # by shutdown: who runs it counts it, too
         number = reference.id | _REMOTE if kind == REMOTE else self.unique()
@@ -283,7 +284,7 @@ class Agent:
         limit = self.timeout if timeout is None else timeout
 
         def send(number, wait):
-            return self._deliver(state.owner, FETCH, number, _ID.pack(state.id), [], False, wait)
+            return self._deliver(state.owner, FETCH, number, _ID.pack(state.id), [], False, wait, limit)
 
         return self._ask(self.workers[state.owner], self.unique(), "to_here", limit, 1, True, send)
 
@@ -308,6 +309,9 @@ class Agent:
             self._count("calls", -counted)
             if isinstance(error, _C.PeerFailed):
                 return self._fail(answer, error)
+            if isinstance(error, _C.CommTimeout) and answer.left() <= 0:
+                self._expire(answer)
+                return answer
             self.answers.pop(answer.number, None)
             raise
         if mails:
@@ -334,7 +338,7 @@ class Agent:
         else:
             answer.set_result(value)
 
-    def _post(self, to, kind, number, payload, given=False, reference=None, wait=None):
+    def _post(self, to, kind, number, payload, given=False, reference=None, wait=None, limit=0):
         """Sends a message that a user's call has made. wait: reads the next message from there, for so many seconds at most,
         and returns it."""
         data, tensors, references = payload
@@ -356,17 +360,17 @@ class Agent:
             head = _HEAD.pack(context, message, len(flags), len(rows)) + bytes(flags)
         head += b"".join(_REFERENCE.pack(*row) for row in rows)
         try:
-            return self._deliver(to, kind, number, head + data, tensors, given, wait)
+            return self._deliver(to, kind, number, head + data, tensors, given, wait, limit)
         except BaseException:
             self.references.take_back(rows)
             if context:
                 _autograd().undo(context, message)
             raise
 
-    def _deliver(self, to, kind, number, data, tensors, given, wait):
+    def _deliver(self, to, kind, number, data, tensors, given, wait, limit):
         if wait is None:
-            return self.pipes.send(to, kind, number, data, tensors, given)
-        return self.pipes.exchange(to, kind, number, data, tensors, given, wait)
+            return self.pipes.send(to, kind, number, data, tensors, given, limit)
+        return self.pipes.exchange(to, kind, number, data, tensors, given, limit, wait)
 
     def put(self, to, kind, data, number=0):
         """Puts a message of the protocol into the outbox."""
@@ -383,18 +387,21 @@ class Agent:
                 self.outbox_lock.release()
 
     def _send_surely(self, to, kind, number, data):
-        """Once more if there was no memory or the connection broke, since others count on it. Raises nothing."""
+        """Once more if there was no memory or the connection broke, since others count on it; a DROP only helps, and waits
+        for nobody. Raises nothing."""
         failure = None
         for _ in range(3):
             if to in self.gone or self.closing:
                 return
             try:
-                self.pipes.send(to, kind, number, data, [])
+                self.pipes.send(to, kind, number, data, [], False, _SLICE if kind == DROP else 0)
                 return
             except _C.PeerFailed:
                 return
             except Exception as error:
                 failure = error
+                if kind == DROP:
+                    return
         logging.getLogger("pydist.rpc").error("rpc: a message of %s is lost", self.me.name, exc_info=failure)
 
     # ---- receiving ---------------------------------------------------------------------------------------------------
@@ -678,8 +685,8 @@ class Agent:
         runs, waits = list(self.runs.values()), [a for a in list(self.answers.values()) if a.waiter is not None]
         waits = [f"{answer.what} at {self.workers[answer.to].name}" for answer in waits]
         self.answer(job, [], RuntimeError(
-            f"rpc: {self.me.name} has {len(self.threads)} threads, and all of them run calls ({_common(run.what for run in runs)}) "
-            f"or wait in them ({_common(waits)}) (expected fewer calls inside of calls, or more num_worker_threads)"
+            f"rpc: {self.me.name} has {len(self.threads)} threads, and all of them run calls ({common(run.what for run in runs)}) "
+            f"or wait in them ({common(waits)}) (expected fewer calls inside of calls, or more num_worker_threads)"
         ))  # fmt: skip
 
     def _may_run(self, job):
@@ -843,17 +850,20 @@ class Agent:
                 callback(one)
 
     def close(self, timeout):
-        """Ends the pool and the pipes. Calls that are under way fail."""
+        """Ends the pool and the pipes. Calls that are under way fail; one that goes on in a program's function is left to
+        itself."""
         with self.lock:
             self.closing = True
         for callback in self.leaving:
             callback()
+        self.pipes.stop()
         ended = RuntimeError(f"rpc: {self.me.name} has shut down (expected calls to end before shutdown)")
         for number in list(self.answers):
             self._complete(number, None, ended)
         threads = [thread for thread in self.threads if thread is not threading.current_thread()]
+        until = time.monotonic() + _STUCK
         for thread in threads:
-            while thread.is_alive():
+            while thread.is_alive() and (thread not in self.runs or time.monotonic() < until):
                 self.pipes.wake()
                 thread.join(_SLICE)
         _C._report_also(None)
@@ -867,7 +877,7 @@ class Agent:
                 time.sleep(_SLICE / 2)
 
 
-def _common(names):
+def common(names):
     """The most common of them in words: "3 x f, 2 x g"."""
     return ", ".join(f"{n} x {name}" for name, n in collections.Counter(names).most_common(5)) or "none"
 

@@ -427,6 +427,16 @@ def _barrier(worker_names):
     _all_gather(None, set(worker_names))
 
 
+def _what_goes_on(agent):
+    calls = [f"{answer.what} at {agent.workers[answer.to].name}" for answer in list(agent.answers.values())]
+    runs = [f"{run.what} of {agent.workers[run.sender].name}" for run in list(agent.runs.values())]
+    unsent = [agent.workers[to].name for to, *_ in list(agent.outbox)]
+    return (
+        f"waits for {len(calls)} calls ({_agent.common(calls)}), runs {agent.running} ({_agent.common(runs)}) and has "
+        f"messages for {_agent.common(unsent)}"
+    )
+
+
 def _wait_all_workers(timeout=0.0):
     """Waits until all workers have called it and no call is under way."""
     agent = _agent.current()
@@ -436,8 +446,7 @@ def _wait_all_workers(timeout=0.0):
         while agent.answers or agent.todo or agent.running or agent.outbox:
             if until is not None and time.monotonic() >= until:
                 raise RpcTimeout(
-                    f"rpc.shutdown: {agent.me.name} has {len(agent.answers)} calls without an answer and runs "
-                    f"{agent.running} after {timeout:g} s (expected all of them to end)"
+                    f"rpc.shutdown: {agent.me.name} {_what_goes_on(agent)} after {timeout:g} s (expected all of it to end)"
                 )
             time.sleep(0.0005)
         left = max(until - time.monotonic(), 0.001) if until is not None else 0
