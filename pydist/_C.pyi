@@ -709,6 +709,7 @@ def comm_cost(
     direct: _bool = False,
     sizes: Sequence[Any] | None = None,
 ) -> dict[str, Any]: ...
+def tied(address: str) -> tuple[_int, _int] | None: ...
 def comm_init_hub(
     hub: Hub,
     rank: int,

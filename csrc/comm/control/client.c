@@ -289,7 +289,8 @@ static pd_status shake_hands(client *c, const uint8_t secret[PD_SECRET_BYTES], i
     memcpy(&welcome, c->wire.body, sizeof welcome);
     pd_control_mac(secret, "token", &h, challenge.nonce, mac);
     for (int i = 0; i < PD_TOKEN_BYTES; i++) c->link.token[i] = welcome.token[i] ^ mac[i];
-    c->link.host_rank = welcome.host_rank;
+    c->link.open = welcome.host_rank >= PD_CONTROL_OPEN;
+    c->link.host_rank = welcome.host_rank - (c->link.open ? PD_CONTROL_OPEN : 0);
     return PD_OK;
 }
 

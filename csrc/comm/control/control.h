@@ -26,7 +26,9 @@ typedef struct pd_control_server pd_control_server;
 typedef struct pd_control_options {
     const char *name;      /* of the unix socket; NULL: a random one */
     const char *listen;    /* "host:port" of the tcp socket, port 0: any; NULL: no tcp */
-    bool in_rank;          /* rank 0 of this job hosts the server, not a launcher */
+    bool in_rank;          /* a rank of this job hosts the server, not a launcher */
+    int host_rank;         /* which one */
+    bool open;             /* ranks come and go; one that has left cannot come again */
     const uint8_t *secret; /* PD_SECRET_BYTES; NULL: PYDIST_SECRET_FILE's for tcp and in_rank, else random */
 } pd_control_options;
 
@@ -69,6 +71,9 @@ pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET
                        there is tcp at that address, if there is a secret or PYDIST_INSECURE is set.
      file://path       a file that all ranks of one host see; it is made if it is missing
      job://name        the ranks of one host that were given this name
+     rpc+<one of these>   the same place for another job
+     open+<one of these>  the same place for an open job, where any of `world` ranks may come, and go. The one that
+                          comes when nobody is there hosts the server
    secret: PD_SECRET_BYTES that all of them know already; NULL: PYDIST_SECRET_FILE's. */
 pd_status pd_control_join(const char *url, const uint8_t *secret, int rank, int world, double timeout,
                           const pd_hooks *hooks, pd_link **out, pd_control_server **server);

@@ -48,6 +48,7 @@ struct pd_control_server {
     pthread_mutex_t lock; /* guards everything below; the thread holds it except while it polls */
     pthread_cond_t change; /* a rank has left or died */
     int world, listening[PD_LISTENS], wake, secret_fd, host_rank;
+    bool open;
     uint32_t forks;
     bool ending, warned;
     uint8_t secret[PD_SECRET_BYTES], token[PD_TOKEN_BYTES];

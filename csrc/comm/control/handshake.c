@@ -110,12 +110,15 @@ static const char *on_proof(pd_control_server *s, pd_conn *c, int64_t now) {
     pd_control_mac(s->secret, "client", h, c->nonce, mac);
     if (!pd_auth_same(mac, (const uint8_t *)c->wire.body, sizeof mac)) return "wrong secret";
     bool known = h->rank >= 0 && h->rank < s->world;
-    if (known && s->host_rank >= 0 && s->peers[h->rank].state == PD_PEER_LEFT)
+    if (known && s->host_rank >= 0 && !s->open && s->peers[h->rank].state == PD_PEER_LEFT)
         return NULL; /* it is of the next job at this address: it waits until this server ends, and comes again */
     if (h->world != s->world)
         snprintf(text, sizeof text, "rank %d expects %d ranks, but this job has %d", h->rank, h->world, s->world);
     else if (!known)
         snprintf(text, sizeof text, "rank %d is not one of the %d ranks", h->rank, s->world);
+    else if (s->open && s->peers[h->rank].state == PD_PEER_LEFT)
+        snprintf(text, sizeof text, "rank %d was here before and has left (expected a rank that was not used)",
+                 h->rank);
     else if (s->peers[h->rank].state != PD_PEER_ABSENT)
         snprintf(text, sizeof text, "rank %d has already joined, as pid %d", h->rank, s->peers[h->rank].pid);
     if (!*text) {

@@ -1,6 +1,8 @@
-/* Ranks that find each other without a launcher: rank 0 hosts the server, and the others try until it is there. */
+/* Ranks that find each other without a launcher: rank 0 hosts the server, and the others try until it is there. In an
+   open job the first one hosts it. */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -67,44 +69,74 @@ static pd_status at_tcp(const char *address, bool secret, meeting *m) {
     return PD_OK;
 }
 
-static pd_status host_server(const meeting *m, const uint8_t *secret, int world, pd_control_server **out) {
+static pd_status host_server(const meeting *m, const uint8_t *secret, int rank, int world, bool open,
+                             pd_control_server **out) {
     if (!m->here)
         return pd_fail(PD_E_VALUE,
-                       "init: rank 0 has to run on the host of the address, but %s is not an address of this host: is "
+                       "init: rank %d has to run on the host of the address, but %s is not an address of this host: is "
                        "MASTER_ADDR right?",
-                       m->address);
-    pd_control_options o = {
-        .name = m->name, .listen = *m->listen ? m->listen : NULL, .secret = secret, .in_rank = true};
+                       rank, m->address);
+    pd_control_options o = {.name = m->name, .listen = *m->listen ? m->listen : NULL, .secret = secret, .in_rank = true,
+                            .host_rank = rank, .open = open};
     return pd_control_server_new(world, &o, out);
+}
+
+static pd_status find_meeting(const char *url, bool secret, meeting *m) {
+    const char *plus = strchr(url, '+'), *colon = strstr(url, "://"), *at = plus && plus < colon ? plus + 1 : url;
+    if (!strncmp(at, "file://", 7)) PD_TRY(at_file(at + 7, m));
+    else if (!strncmp(at, "tcp://", 6)) PD_TRY(at_tcp(at + 6, secret, m));
+    else if (!strncmp(at, "job://", 6)) {
+        snprintf(m->name, sizeof m->name, "@pydist-%u-j%s", (unsigned)geteuid(), at + 6);
+        m->here = true;
+    } else
+        return pd_fail(PD_E_VALUE, "init: the address is '%s' (expected tcp://host:port, file://path or job://name)",
+                       url);
+    size_t n = strlen(m->name);
+    snprintf(m->name + n, sizeof m->name - n, "%s%.*s", at == url ? "" : "-", (int)(at == url ? 0 : plus - url), url);
+    return PD_OK;
+}
+
+/* Comes in, or hosts the server if nobody does. Again if the server was about to end. */
+static pd_status join_open(const meeting *m, const uint8_t *given, const uint8_t *secret, int rank, int world,
+                           int64_t deadline, const pd_hooks *hooks, pd_link **out, pd_control_server **server) {
+    const char *place = m->here ? m->name : m->address;
+    for (;;) {
+        double left = (double)(deadline - pd_os_now()) * 1e-9;
+        pd_status status = pd_control_connect(place, secret, rank, world, left, !m->here, hooks, out);
+        if (status != PD_E_DIST || !m->here || left < 0.02 || strstr(pd_error_get()->text, "refused this rank"))
+            return PD_TRAIL(status);
+        status = host_server(m, given, rank, world, true, server);
+        if (!status) return PD_TRAIL(pd_control_connect(place, secret, rank, world, left, true, hooks, out));
+        if (status != PD_E_DIST) return PD_TRAIL(status);
+        poll(NULL, 0, 10); /* another one was faster */
+        PD_TRY(pd_hooks_interrupt(hooks));
+    }
 }
 
 pd_status pd_control_join(const char *url, const uint8_t *given, int rank, int world, double timeout,
                           const pd_hooks *hooks, pd_link **out, pd_control_server **server) {
     meeting m = {0};
     uint8_t secret[PD_SECRET_BYTES];
-    bool found = given;
+    bool found = given, open = !strncmp(url, "open+", 5);
     *server = NULL;
     if (given) memcpy(secret, given, sizeof secret);
     else PD_TRY(pd_control_secret_file(secret, &found));
-    if (!strncmp(url, "file://", 7)) PD_TRY(at_file(url + 7, &m));
-    else if (!strncmp(url, "tcp://", 6)) PD_TRY(at_tcp(url + 6, found, &m));
-    else if (!strncmp(url, "job://", 6)) {
-        snprintf(m.name, sizeof m.name, "@pydist-%u-j%s", (unsigned)geteuid(), url + 6);
-        m.here = true;
-    } else
-        return pd_fail(PD_E_VALUE, "init: the address is '%s' (expected tcp://host:port, file://path or job://name)",
-                       url);
+    PD_TRY(find_meeting(url, found, &m));
     if (!m.here && !found && !pd_flags_get()->INSECURE)
         return pd_fail(PD_E_DIST,
                        "init: rank %d cannot join %s, on another host, without a secret: set PYDIST_SECRET_FILE "
                        "on every host, or PYDIST_INSECURE=1 on a network that you trust",
                        rank, m.address);
-    if (rank == 0) PD_TRY(host_server(&m, given, world, server));
-    pd_status status = pd_control_connect(m.here ? m.name : m.address, secret, rank, world, timeout, true, hooks, out);
+    if (rank == 0 && !open) PD_TRY(host_server(&m, given, rank, world, false, server));
+    const char *place = m.here ? m.name : m.address;
+    int64_t deadline = pd_os_now() + (int64_t)(timeout * 1e9);
+    pd_status status = open ? join_open(&m, given, secret, rank, world, deadline, hooks, out, server)
+                            : pd_control_connect(place, secret, rank, world, timeout, true, hooks, out);
     explicit_bzero(secret, sizeof secret);
-    if (status == PD_E_TIMEOUT && rank > 0)
+    if (status == PD_E_TIMEOUT && rank > 0 && !open)
         status = pd_fail(PD_E_TIMEOUT, "init: rank %d found no rank 0 at %s within %.1f s: is it running, and on %s?",
                          rank, url, timeout, m.here ? "this host, as the same user" : "the host of that address");
+    if (!status) (*out)->wide = *m.listen || !m.here;
     if (status) pd_control_server_free(*server);
     if (status) *server = NULL;
     return status;

@@ -34,7 +34,7 @@ static void announce(pd_control_server *s, int rank, pd_link_event_kind kind, co
 
 void pd_peer_welcome(pd_control_server *s, pd_conn *c, int64_t now) {
     pd_peer *p = &s->peers[c->hello.rank];
-    pd_control_welcome welcome = {.host_rank = s->host_rank};
+    pd_control_welcome welcome = {.host_rank = s->host_rank + (s->open ? PD_CONTROL_OPEN : 0)};
     c->rank = c->hello.rank;
     c->wire.limit = PD_CONTROL_PAYLOAD;
     c->wire.handles = !c->tcp;

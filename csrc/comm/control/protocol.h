@@ -41,9 +41,10 @@ typedef struct pd_control_challenge {
     uint8_t nonce[PD_NONCE_BYTES], proof[PD_SHA256_BYTES];
 } pd_control_challenge;
 
+#define PD_CONTROL_OPEN (1 << 30)
 typedef struct pd_control_welcome {
     uint8_t token[PD_TOKEN_BYTES];
-    int32_t host_rank; /* the rank that hosts the server; -1: a launcher does */
+    int32_t host_rank; /* the rank that hosts the server, plus PD_CONTROL_OPEN in an open job; -1: a launcher does */
 } pd_control_welcome;
 
 typedef struct pd_control_call {

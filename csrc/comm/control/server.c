@@ -194,7 +194,8 @@ pd_status pd_control_server_new(int world, const pd_control_options *o, pd_contr
     PD_TRY(pd_calloc(sizeof *s + (size_t)world * sizeof *s->peers, "control server", &s));
     s->world = world;
     s->forks = pd_forks;
-    s->host_rank = o->in_rank ? 0 : -1;
+    s->host_rank = o->in_rank ? o->host_rank : -1;
+    s->open = o->open;
     s->listening[PD_LISTEN_UNIX] = s->listening[PD_LISTEN_TCP] = s->wake = s->secret_fd = s->raised = -1;
     for (int r = 0; r < world; r++) s->peers[r].pidfd = -1;
     pthread_mutex_init(&s->lock, NULL);
@@ -286,8 +287,8 @@ static pd_status drain(pd_control_server *s, double timeout, const pd_hooks *hoo
                            timeout, ranks);
         if (!warned && waited >= warn) {
             warned = true;
-            pd_log(PD_LOG_WARN, "rank 0 has waited %.0f s for ranks %s to end, because it hosts their control server",
-                   (double)waited * 1e-9, ranks);
+            pd_log(PD_LOG_WARN, "rank %d has waited %.0f s for ranks %s to end, because it hosts their control server",
+                   s->host_rank, (double)waited * 1e-9, ranks);
         }
         if (pd_os_cond_wait(&s->change, &s->lock, PD_SLICE_NS)) continue;
         pthread_mutex_unlock(&s->lock);

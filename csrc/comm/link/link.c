@@ -278,7 +278,8 @@ void pd_link_hear(pd_link *link, const pd_link_event *event, const char *text) {
     if (!link->closed) {
         bool known = event->kind != PD_EVENT_LOST && event->rank >= 0 && event->rank < PD_RANKS_MAX;
         if (!event->epoch && known && weight > link->left[event->rank]) link->left[event->rank] = (uint8_t)weight;
-        if (!event->epoch && weight > link->gone) {
+        bool goes_on = link->open && event->kind != PD_EVENT_LOST; /* without those that leave or die */
+        if (!event->epoch && weight > link->gone && !goes_on) {
             link->gone = weight;
             link->why = e;
         }
@@ -293,8 +294,9 @@ static void tell_past(const pd_link *link, pd_listener *l) {
     const pd_error *why = &link->why;
     bool lost = link->gone == PD_WEIGHT_GONE && (why->rank < 0 || !link->left[why->rank]);
     if (link->gone && (!l->ranks || lost)) l->hear(l, link->gone, why);
-    for (int i = 0; l->ranks && i < l->size; i++) {
-        int rank = l->ranks[i];
+    int n = l->ranks ? l->size : link->open ? link->world : 0;
+    for (int i = 0; i < n; i++) {
+        int rank = l->ranks ? l->ranks[i] : i;
         pd_error e = {.kind = PD_E_PEER, .rank = rank};
         if (!link->left[rank]) continue;
         snprintf(e.text, sizeof e.text, "rank %d is gone", rank);

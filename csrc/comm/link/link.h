@@ -82,6 +82,7 @@ struct pd_link {
     uint8_t token[PD_TOKEN_BYTES]; /* the job's; only its ranks know it */
     char here[64];                 /* our address on the connection to the server; "": the server is on this host */
     char way[320];                 /* that connection's interface and why it was chosen, in words; "": the same */
+    bool open, wide; /* ranks come and go (control.h); some may be on other hosts */
     uint32_t forks;
     atomic_int refs;
     atomic_uint epochs;

@@ -56,6 +56,9 @@ typedef struct pd_mail {
    done so, after `timeout` seconds at most (PD_E_TIMEOUT names one that has not). arena: bytes of shared memory at
    most. */
 pd_status pd_pipes_open(pd_link *link, uint32_t number, double timeout, size_t arena, pd_pipes **out);
+/* In an open job pd_pipes_open waits for nobody. So this must be called once before something is sent to a rank, which
+   has come there; from then on any thread may send. */
+pd_status pd_pipes_meet(pd_pipes *p, int rank);
 /* Ends all connections. Nobody may be in another function; parcels that were received stay valid. */
 void pd_pipes_close(pd_pipes *p);
 

@@ -204,6 +204,18 @@ static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords)
     return status ? pd_py_raise(status) : pd_py_group_over(process.tie->link, &o, tuning);
 }
 
+/* (rank, world) of this process in the job at an address, or None. */
+static PyObject *comm_tied(PyObject *module, PyObject *text) {
+    const char *address = PyUnicode_AsUTF8(text);
+    (void)module;
+    if (!address) return NULL;
+    forget_parents();
+    for (size_t i = 0; i < sizeof ties / sizeof *ties; i++)
+        if (ties[i].link && !strcmp(ties[i].address, address))
+            return Py_BuildValue("(ii)", ties[i].link->rank, ties[i].link->world);
+    Py_RETURN_NONE;
+}
+
 static PyObject *comm_init_hub(PyObject *module, PyObject *args, PyObject *keywords) {
     (void)module;
     static char *names[] = {"hub", "rank", "timeout", "algo", "slot", "fast", "tuning", NULL};
@@ -323,6 +335,8 @@ static PyMethodDef functions[] = {
      "launcher's '@name' or 'host:port'; without a launcher 'tcp://host:port' or 'file://path', and rank 0 hosts the "
      "control server; None: a world of one. secret_fd: the descriptor of a launcher's secret; -1: the secret is in "
      "PYDIST_SECRET_FILE. Later groups of the process use the same connection."},
+    {"tied", comm_tied, METH_O,
+     "tied(address) -> (rank, world) | None: of this process in the job at this address, if it is in it."},
     {"comm_init_hub", (PyCFunction)(void (*)(void))comm_init_hub, METH_VARARGS | METH_KEYWORDS,
      "comm_init_hub(hub, rank, timeout=None, algo=None, slot=0, fast=False, tuning=None) -> Group\n\nJoins the other "
      "ranks of a hub; each rank is a thread of this process."},

@@ -573,6 +573,18 @@ static PyObject *pipes_check(PyObject *self, PyObject *rank) {
     return pd_py_none_or(status);
 }
 
+static PyObject *pipes_meet(PyObject *self, PyObject *rank) {
+    long r = PyLong_AsLong(rank);
+    pd_status status = PD_OK;
+    pd_pipes *p;
+    if ((r == -1 && PyErr_Occurred()) || !(p = enter(self))) return NULL;
+    int world = ((PipesObject *)self)->link->world;
+    if (r < 0 || r >= world) PyErr_Format(PyExc_ValueError, "meet: rank %ld (expected 0 to %d)", r, world - 1);
+    else PD_PY_NO_GIL(status = pd_pipes_meet(p, (int)r));
+    leave(self);
+    return PyErr_Occurred() ? NULL : pd_py_none_or(status);
+}
+
 static PyObject *pipes_store(PyObject *self, PyObject *unused) {
     (void)unused;
     return enter(self) ? (leave(self), pd_py_store(((PipesObject *)self)->link)) : NULL;
@@ -661,6 +673,9 @@ static PyMethodDef methods[] = {
     {"wake", pipes_wake, METH_NOARGS, "wake(): one receive() returns None."},
     {"stop", pipes_stop, METH_NOARGS, "stop(): who waits to send gives up, before close()."},
     {"check", pipes_check, METH_O, "check(rank): raises PeerFailed if the rank is gone."},
+    {"meet", pipes_meet, METH_O,
+     "meet(rank)\n\nIn an open job, which waits for nobody: must come before the first message to a rank that is "
+     "there."},
     {"store", pipes_store, METH_NOARGS, "store() -> Store: of the job's ranks."},
     {"stats", pipes_stats, METH_NOARGS, "stats() -> dict of counters"},
     {"close", pipes_close, METH_VARARGS,

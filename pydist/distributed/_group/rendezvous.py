@@ -147,6 +147,29 @@ def find_place(init_method=None, world_size=-1, rank=-1):
     return Place(rank, world, url, -1)
 
 
+def open_place(init_method, rank):
+    """(rank, URL) for a process that says how to meet but not with how many, and that no launcher started; else None. Raises
+    ValueError if it has no rank."""
+    method, url, asked = _split(init_method)
+    if {"PYDIST_CONTROL", "PYDIST_MEETING", "WORLD_SIZE"} & set(os.environ) or "world_size" in asked or started():
+        return None
+    found = _argument("rank", rank)
+    found = asked.get("rank") if found is None else found
+    if method == "env":
+        found = _environment_number("RANK") if found is None else found
+        if found is None:
+            raise ValueError("init_rpc: env://: environment variable RANK expected, but not set (expected it or rank=)")
+        host, port = os.environ.get("MASTER_ADDR"), _environment_number("MASTER_PORT")
+        if not host or port is None:
+            raise ValueError(
+                "init_rpc: env:// without world_size, MASTER_ADDR and MASTER_PORT (expected world_size, or where to meet)"
+            )
+        url = f"tcp://[{host}]:{port}" if ":" in host and host[0] != "[" else f"tcp://{host}:{port}"
+    if found is None:
+        raise ValueError(f"init_rpc: {url}: rank parameter missing (expected rank=, and world_size= if it is known)")
+    return found, url
+
+
 def find_store_place(store, world_size, rank):
     """The Place of ranks that share only a store. Each rank writes its host into the store, and rank 0 writes where
     they meet. Raises ValueError without rank and world_size, TypeError for an object that is not a store."""

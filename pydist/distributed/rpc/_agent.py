@@ -150,14 +150,16 @@ def _autograd():
 
 
 class Agent:
-    """A worker's agent. `pipes`, `workers`: by id, and the options come from init_rpc."""
+    """A worker's agent. `pipes`, `workers`: by id, and the options come from init_rpc. members: in an open world, where
+    workers come and go, what finds those that have come (_open.Members)."""
 
-    def __init__(self, me, workers, pipes, options):
+    def __init__(self, me, workers, pipes, options, members=None):
         from pydist.distributed.rpc.references import References
 
         self.me, self.rank, self.pipes, self.options = me, me.id, pipes, options
-        self.workers = {worker.id: worker for worker in workers}
-        self.names = {worker.name: worker for worker in workers}
+        self.members = members
+        self.workers = {worker.id: worker for worker in workers} if members is None else members.by_id
+        self.names = {worker.name: worker for worker in workers} if members is None else members.by_name
         self.pid, self.timeout = os.getpid(), options.rpc_timeout
         self.lock = threading.Lock()
         self.answers = {}  # number -> Answer
@@ -185,6 +187,8 @@ class Agent:
 
     def get_worker_infos(self):
         """The WorkerInfos of all workers, by id."""
+        if self.members is not None:
+            self.members.look()
         return [self.workers[i] for i in sorted(self.workers)]
 
     def get_worker_info(self, name=None):
@@ -223,7 +227,8 @@ class Agent:
             found = self.workers.get(to.id)
             return found if found == to else self._unknown(to)
         if isinstance(to, str):
-            return self.names.get(to) or self._unknown(to)
+            found = self.names.get(to) if self.members is None else self.members.named(to)
+            return found or self._unknown(to)
         if isinstance(to, int) and not isinstance(to, bool):
             return self.workers.get(to) or self._unknown(to)
         raise ValueError(f"Cannot get WorkerInfo from name {to} (expected a name, an id or a WorkerInfo)")
@@ -368,6 +373,8 @@ class Agent:
             raise
 
     def _deliver(self, to, kind, number, data, tensors, given, wait, limit):
+        if self.members is not None:
+            self.workers[to]  # it must have been met
         if wait is None:
             return self.pipes.send(to, kind, number, data, tensors, given, limit)
         return self.pipes.exchange(to, kind, number, data, tensors, given, limit, wait)
@@ -382,7 +389,9 @@ class Agent:
         while self.outbox and self.outbox_lock.acquire(blocking=False):
             try:
                 while self.outbox:
-                    self._send_surely(*self.outbox.popleft())
+                    to, kind, number, data = self.outbox.popleft()
+                    if to in self.workers:
+                        self._send_surely(to, kind, number, data)
             finally:
                 self.outbox_lock.release()
 
@@ -835,14 +844,18 @@ class Agent:
     def _mark_gone(self, rank, text):
         if self.closing:
             return
+        if self.members is not None:
+            self.members.look()  # so that all of them hear of it from this worker, too
         everybody = rank == self.rank
         for one in [r for r in self.workers if r != self.rank] if everybody else [rank]:
-            if one in self.gone:
+            if one in self.gone or one not in self.workers:  # in an open world: one that was refused
                 continue
             lost = f"{self.workers[one].name} (rank {one}) cannot be reached any more" if everybody else None
             error = _C.PeerFailed(f"{lost or f'{self.workers[one].name} (rank {one}) is gone'}: {text}")
             error.rank = one
             self.gone[one] = error
+            if self.members is not None:
+                self.members.forget(one)
             for answer in [a for a in list(self.answers.values()) if a.to == one]:
                 self._fail(answer, error)
             self.references.lose(one)

@@ -10,8 +10,8 @@ import threading
 import time
 
 from pydist import _C
-from pydist.distributed._group.rendezvous import find_place, find_store_place
-from pydist.distributed.rpc import _agent, _pickling, backend_registry, internal
+from pydist.distributed._group.rendezvous import find_place, find_store_place, open_place
+from pydist.distributed.rpc import _agent, _open, _pickling, backend_registry, internal
 from pydist.distributed.rpc._agent import WorkerInfo, check_name
 from pydist.distributed.rpc._agent import current as _get_current_rpc_agent  # noqa: F401
 from pydist.distributed.rpc._agent import is_current as _is_current_rpc_agent_set  # noqa: F401
@@ -66,7 +66,9 @@ def _exchange_names(store, number, name, rank, world):
 
 def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None):
     """Makes this process a worker, which calls functions of other workers and runs theirs. Returns when all workers are
-    there. Workers meet as the ranks of `init_process_group` do: by the launcher's environment, PyTorch's variables, or
+    there. Without a world_size, here or in the environment, the world is open: workers come and go when they like, each with
+    a rank of its own, and nobody waits for others. The first one hosts the place where they meet, so its shutdown waits
+    until the others have left. Workers meet as the ranks of `init_process_group` do: by the launcher's environment, PyTorch's variables, or
     the options' init_method. An agent and a process group may use the same address.
 
     name: of this worker, unique in its world; rank: its id; world_size: how many workers there are.
@@ -85,8 +87,12 @@ def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=N
         if _agent.is_current():
             raise RuntimeError("RPC is already initialized (expected shutdown() first)")
         if backend is None or backend.name == "TENSORPIPE":
-            place = find_place(options.init_method, -1 if world_size is None else world_size, rank)
-            _set_and_start_rpc_agent(_joined(name, options, place))
+            if world_size is None and (url := open_place(options.init_method, rank)) is not None:
+                agent = _joined_open(name, options, *url)
+            else:
+                place = find_place(options.init_method, -1 if world_size is None else world_size, rank)
+                agent = _joined(name, options, place)
+            _set_and_start_rpc_agent(agent)
             return
         from pydist.distributed import PrefixStore, rendezvous
 
@@ -139,22 +145,70 @@ def _place_by(store, world_size, rank):
 def _joined(name, options, place):
     """The agent of a worker that has met the others."""
     address = place.address or f"job://rpc.{os.getpid()}.{secrets.token_hex(8)}"
+    if _C.tied(address) not in (None, (place.rank, place.world)):
+        address = f"rpc+{address}"  # the process group there has another rank or size
     number = next(_worlds)
-    if os.environ.get("PYDIST_RPC_ALLOW"):
-        _pickling.allow(os.environ["PYDIST_RPC_ALLOW"].split(","))
-    arena = os.environ.get("PYDIST_RPC_ARENA", "256")
-    if not (arena.isdecimal() and len(arena) < 10):
-        raise ValueError(f"init_rpc: PYDIST_RPC_ARENA is {arena!r} (expected a number of MiB)")
-    pipes = _C.Pipes(place.rank, place.world, address, place.secret_fd, number, _JOIN, int(arena) << 20)
+    pipes = _pipes(place.rank, place.world, address, place.secret_fd, number)
     try:
         workers = _exchange_names(pipes.store(), number, name, place.rank, place.world)
         agent = _agent.Agent(workers[place.rank], workers, pipes, options)
+        _note_kind(agent, "static", "dynamic")
     except BaseException:
         with contextlib.suppress(_C.DistError):
             pipes.close(_LEAVE)
         raise
     agent.number = number
     return agent
+
+
+def _joined_open(name, options, rank, url):
+    """The agent of a worker that has come to an open world."""
+    if not 0 <= rank < _open.CAPACITY:
+        raise ValueError(f"init_rpc: rank is {rank} (expected 0 to {_open.CAPACITY - 1} where workers come and go)")
+    pipes = _pipes(rank, _open.CAPACITY, f"open+{url}", -1, _open.NUMBER)
+    try:
+        members = _open.Members(pipes, WorkerInfo(name, rank))
+        agent = _agent.Agent(members.me, [], pipes, options, members)
+        _note_kind(agent, "dynamic", "static")
+        members.come()
+    except BaseException:
+        with contextlib.suppress(_C.DistError):
+            pipes.close(_LEAVE)
+        raise
+    agent.number = _open.NUMBER
+    return agent
+
+
+def _pipes(rank, world, address, secret_fd, number):
+    if os.environ.get("PYDIST_RPC_ALLOW"):
+        _pickling.allow(os.environ["PYDIST_RPC_ALLOW"].split(","))
+    arena = os.environ.get("PYDIST_RPC_ARENA", "256")
+    if not (arena.isdecimal() and len(arena) < 10):
+        raise ValueError(f"init_rpc: PYDIST_RPC_ARENA is {arena!r} (expected a number of MiB)")
+    return _C.Pipes(rank, world, address, secret_fd, number, _JOIN, int(arena) << 20)
+
+
+def _note_kind(agent, kind, other):
+    """Says in the store of the process group, if there is one, that a worker of this kind of world has come. Raises
+    RuntimeError if there are workers of the other kind."""
+    from pydist.distributed._group.process_group import _existing
+
+    group = _existing()
+    store = group.store if group is not None and group.size > 1 else None
+    if store is None:
+        return
+    if store.add(f"rpc.{other}", 0) > 0:
+        raise RuntimeError(
+            "RPC group mixes statically and dynamically initialized members which is not supported. (expected all workers "
+            "to give world_size, or none)"
+        )
+    store.add(f"rpc.{kind}", 1)
+
+    def leave():
+        with contextlib.suppress(_C.DistError, RuntimeError):
+            store.add(f"rpc.{kind}", -1)
+
+    agent.leaving.append(leave)
 
 
 def _set_and_start_rpc_agent(agent):
@@ -411,6 +465,8 @@ def _all_gather(obj, worker_names=None, timeout=UNSET_RPC_TIMEOUT):
     names = None if worker_names is None else sorted(worker_names)
     what = "all_gather" if names is None else f"all_gather.{','.join(names)}"
     data, tensors, references = _pickling.dumps(obj, RRef, agent._device_of(agent.me))
+    if agent.members is not None:
+        agent.members.look()
     if tensors or references:
         raise TypeError("_all_gather: an object with tensors or references (expected plain objects)")
     try:
@@ -449,6 +505,8 @@ def _wait_all_workers(timeout=0.0):
                     f"rpc.shutdown: {agent.me.name} {_what_goes_on(agent)} after {timeout:g} s (expected all of it to end)"
                 )
             time.sleep(0.0005)
+        if agent.members is not None:  # nobody knows who will still come
+            return agent.members.go()
         left = max(until - time.monotonic(), 0.001) if until is not None else 0
         own = agent.counts["calls"], agent.counts["handled"]
         found = _gather_together(agent, "shutdown", b"%d %d" % own, left)
@@ -457,6 +515,13 @@ def _wait_all_workers(timeout=0.0):
         if agent.gone or (sums[0] == sums[1] and repeats) or repeats == _REPEATS:
             return
         before = sums
+
+
+def _time_to_leave(agent, graceful, limit):
+    """Seconds that a worker waits at its end for the others, if it hosts the place where they meet."""
+    if not graceful:
+        return 0.5
+    return _LEAVE if agent.members is None else limit or 1e9
 
 
 _ignore_rref_leak = True  # False: a graceful shutdown raises where references were kept from it
@@ -501,4 +566,4 @@ def shutdown(graceful=True, timeout=0):
             if _agent.is_current() and _agent.current() is agent:
                 agent.closing = True  # what still arrives is not answered
                 _agent.set_current(None)
-                agent.close(_LEAVE if graceful else 0.5)
+                agent.close(_time_to_leave(agent, graceful, limit))
