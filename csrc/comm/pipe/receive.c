@@ -114,7 +114,7 @@ static ssize_t refill(pd_inlet *in) {
     bool direct = in->left >= PD_PIPE_STAGE && in->stage != PD_STAGE_SKIP;
     struct iovec piece = {direct ? in->to : in->stage_bytes, direct ? in->left : PD_PIPE_STAGE};
     struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control.room,
-                       .msg_controllen = sizeof control.room};
+                       .msg_controllen = CMSG_LEN(sizeof(int))}; /* the kernel closes further ones */
     ssize_t n = recvmsg(in->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n <= 0) return n;
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
