@@ -380,12 +380,13 @@ static PyObject *wrap_tensors(pd_mail *m, size_t *at) {
     return list;
 }
 
-/* An answer of one tensor, without gradients and references: nothing of it depends on the order of messages. */
+/* An answer of one tensor, without gradients and references: nothing of it depends on the order of messages. It is what
+   the agent takes for one, since that does not end the sender's turn. */
 static bool is_plain(const pd_mail *m) {
     static const char zeros[HEAD];
     size_t n = m->bytes;
     return m->kind == ANSWER && n > 8 + HEAD && !memcmp(m->body + n - HEAD, zeros, HEAD) &&
-           !memcmp(m->body, (uint32_t[]){1, 0}, 8) && n == 8 + row_bytes(((const row *)(m->body + 8))->ndim) + HEAD;
+           !memcmp(m->body, (uint32_t[]){1}, 4) && n == 8 + row_bytes(((const row *)(m->body + 8))->ndim) + HEAD;
 }
 
 /* [new] the exception that is set. */
@@ -433,6 +434,7 @@ static PyObject *unpack_all(pd_pipes *p, pd_mail *m) {
         int from = m->from;
         plain = is_plain(m);
         PyObject *o = unpack(p, m);
+        plain = plain && o && PyBytes_Check(PyTuple_GET_ITEM(o, 3));
         bool added = list && o && !PyList_Append(list, o);
         Py_XDECREF(o);
         if (!added) {
