@@ -326,9 +326,9 @@ STEP(asgd, 1.0, NULL, NULL, NULL)
 STEP(rprop, 1.5, NULL, NULL, NULL)
 STEP(lion, 1.0, &now.lr, NULL, NULL)
 
-/* For one tensor, on its device: puts its sum of squares into *sum, which is on the device, too. Or, if sum is NULL,
-   multiplies it by `by`; *finite: whether all elements were finite. */
-static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool *finite) {
+/* For one tensor, on its device: adds its squares to the exact sum, or, on a GPU, puts the sum of its squares into the
+   double. Or, if sum is NULL, multiplies it by `by`; *finite: whether all elements were finite. */
+static pd_status over(pd_tensor *t, const char *op, void *sum, double by, bool *finite) {
     copies copied = {0};
     const pd_device *d = t->storage->device, *was;
     pd_status status = !is_dense(t) ? take_copy(op, NULL, !sum, &copied, &t)
@@ -342,7 +342,8 @@ static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool
     int64_t n = parts_of(t);
     void *token = !d->kernels && (double)t->numel > PD_RELEASE_NS ? pd_host_release() : NULL;
     status = pd_device_enter(d, &was);
-    if (!status && sum) pd_here()->sum_squares(part, n, data, sum);
+    if (!status && sum && !d->kernels) pd_here()->exact_squares(part, n, data, sum);
+    else if (!status && sum) pd_here()->sum_squares(part, n, data, sum);
     else if (!status) *finite = pd_here()->scale(part, n, by, data);
     PD_THEN(pd_device_check(d, op));
     pd_device_here = was;
@@ -377,11 +378,41 @@ pd_status pd_sums_of_squares(pd_tensor *const *tensors, int64_t count, pd_tensor
     PD_THEN(pd_tensor_new(op, PD_F64, 1, &count, out));
     pd_device_here = was;
     for (int64_t i = 0; i < count && !status && d != &pd_device_meta; i++) {
-        status = over(tensors[i], op, (double *)pd_tensor_data(*out) + i, 0, NULL);
+        double *to = (double *)pd_tensor_data(*out) + i;
+        int64_t sum[PD_EXACT] = {0};
+        status = over(tensors[i], op, d->kernels ? (void *)to : sum, 0, NULL);
         if (status) pd_tensor_release(*out);
+        else if (!d->kernels) *to = pd_exact_value(sum, false);
     }
     if (!status && pd_is_recording()) pd_record(mark, &sums_kind, NULL, 0, tensors, (int)count, out, 1);
     return status;
+}
+
+static pd_status run_exact(const void *attrs, pd_tensor *const *in, int nin, pd_tensor **out, int nout) {
+    (void)nout;
+    return pd_exact_squares(in, nin, *(const double *)attrs, out);
+}
+static const pd_instr_kind exact_kind = {.name = "exact_squares", .run = run_exact};
+
+pd_status pd_exact_squares(pd_tensor *const *tensors, int64_t count, double more, pd_tensor **out) {
+    enum { CARRY_AFTER = 1024 };
+    const uint32_t mark = pd_timespan_mark;
+    const char *op = "exact_squares";
+    int64_t sum[PD_EXACT] = {0}, size = PD_EXACT;
+    for (int64_t i = 0; i < count; i++) {
+        PD_TRY(check_float(op, i, tensors[i]));
+        if (tensors[i]->storage->device != &pd_device_cpu)
+            return pd_fail(PD_E_RUNTIME, "%s: tensor %" PRId64 " is on %s (expected cpu)", op, i,
+                           tensors[i]->storage->device->name);
+        PD_TRY(over(tensors[i], op, sum, 0, NULL));
+        if (i % CARRY_AFTER == CARRY_AFTER - 1) pd_exact_carry(sum);
+    }
+    pd_exact_add_double(sum, more);
+    pd_exact_carry(sum);
+    PD_TRY(pd_tensor_new(op, PD_I64, 1, &size, out));
+    memcpy(pd_tensor_data(*out), sum, sizeof sum);
+    if (pd_is_recording()) pd_record(mark, &exact_kind, &more, sizeof more, tensors, (int)count, out, 1);
+    return PD_OK;
 }
 
 static pd_status run_scale(const void *attrs, pd_tensor *const *in, int nin, pd_tensor **out, int nout) {

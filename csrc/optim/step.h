@@ -3,6 +3,7 @@
 #define PD_OPTIM_STEP_H
 
 #include "autograd/tape.h"
+#include "kernels/exact.h"
 #include "kernels/kernels.h"
 
 /* Lists of `count` tensors each. All have one dtype, and those at one index have one shape. A list
@@ -38,9 +39,13 @@ pd_status pd_step_asgd(const pd_step_lists *l, const pd_asgd *c);
 pd_status pd_step_rprop(const pd_step_lists *l, const pd_rprop *c);
 pd_status pd_step_lion(const pd_step_lists *l, const pd_lion *c);
 
-/* [new] float64 [count] on the tensors' device: the sum of each tensor's squares, in a fixed order. The tensors are
-   floating, of any dtypes, on one device. */
+/* [new] float64 [count] on the tensors' device: the sum of each tensor's squares, on a CPU rounded once, on a GPU added
+   in a fixed order. The tensors are floating, of any dtypes, on one device. */
 pd_status pd_sums_of_squares(pd_tensor *const *tensors, int64_t count, pd_tensor **out);
+
+/* [new] int64 [PD_EXACT]: the exact sum of `more` and all tensors' squares (kernels/exact.h). The tensors are floating,
+   of any dtypes, on the CPU. */
+pd_status pd_exact_squares(pd_tensor *const *tensors, int64_t count, double more, pd_tensor **out);
 
 /* Multiplies floating tensors in place in one pass over memory. *finite: whether all elements were finite. */
 pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, bool *finite);

@@ -395,6 +395,32 @@ static PyObject *sums_of_squares(PyObject *module, PyObject *tensors) {
     return none ? pd_py_wrap_new(sums) : NULL;
 }
 
+static PyObject *exact_squares(PyObject *module, PyObject *args) {
+    PyObject *o;
+    double more = 0.0;
+    lists l;
+    pd_tensor *sum;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O|d:exact_squares", &o, &more) || !read_lists("exact_squares", &o, 1, &l)) return NULL;
+    pd_status status = pd_exact_squares(l.t[0], l.n, more, &sum);
+    PyObject *none = finish(&l, status);
+    Py_XDECREF(none);
+    return none ? pd_py_wrap_new(sum) : NULL;
+}
+
+static PyObject *exact_norm(PyObject *module, PyObject *o) {
+    const pd_tensor *t = pd_py_expect_tensor(o, "exact_norm", "sum");
+    (void)module;
+    if (!t) return NULL;
+    if (t->dtype != PD_I64 || t->ndim != 1 || t->numel != PD_EXACT || t->stride[0] != 1 ||
+        t->storage->device != &pd_device_cpu)
+        return PyErr_Format(PyExc_ValueError,
+                            "exact_norm: sum is %s of shape %s on %s (expected what exact_squares returned)",
+                            pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name);
+    if (pd_is_recording()) pd_record_read("exact_norm");
+    return PyFloat_FromDouble(pd_exact_value(pd_tensor_data(t), true));
+}
+
 static PyObject *scale_tensors(PyObject *module, PyObject *args) {
     PyObject *o;
     double by;
@@ -444,6 +470,11 @@ static PyMethodDef functions[] = {
     {"sums_of_squares", sums_of_squares, METH_O,
      "sums_of_squares(tensors): the sum of the squares of each tensor's elements, as a float64 tensor on the same "
      "device."},
+    {"exact_squares", exact_squares, METH_VARARGS,
+     "exact_squares(tensors, more=0.0): the exact sum of `more` and the squares of all elements, as an int64 tensor. "
+     "Such tensors can be added, over ranks, too."},
+    {"exact_norm", exact_norm, METH_O,
+     "exact_norm(sum): the square root of the exact sum, as the nearest float."},
     {"scale_tensors", scale_tensors, METH_VARARGS,
      "scale_tensors(tensors, by): multiplies all elements by a number, in place; returns whether all were finite."},
     {"unscale", unscale, METH_VARARGS,

@@ -7,7 +7,7 @@ from pydist import _C, cuda
 from pydist._grad_mode import no_grad
 from pydist._replay import in_python
 from pydist.amp import _on_device
-from pydist.nn.utils import clip_grad_norm_
+from pydist.nn.utils.clip_grad import _two_norm, clip_grad_norm_
 
 
 class GradScaler:
@@ -137,7 +137,7 @@ class GradScaler:
         if _on_device.belongs(grads):
             self.unscale_(optimizer)
             return clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)
-        norm = math.sqrt(_C.sums_of_squares(grads).sum().item()) / self._scale
+        norm = _two_norm(grads) / self._scale
         factor = min(1.0, float(max_norm) / (norm + 1e-6))
         _C.scale_tensors(grads, factor / self._scale)
         self._found[id(optimizer)] = self._agree(math.isfinite(norm))

@@ -63,7 +63,6 @@ PLACELESS = {  # functions of the rooms that may make tensors without device=, o
     "models/transformer.py positions": "makes a buffer, as the layers do: on the default device",
     "nn/init.py orthogonal_": "copies it into the tensor",
     "nn/parameter.py __new__": "of no data",
-    "nn/utils/__init__.py get_total_norm": "of no tensors",
 }
 
 

@@ -142,25 +142,6 @@ PD_CPU_FUNCTION(void, adam, pd_dtype t, const pd_adam *c, const pd_segment_step 
     run(t, &plan, s, count, adam_range_f32, adam_range_f64);
 }
 
-typedef struct square_job { pd_dtype t; const void *x; int64_t length; double *partial; } square_job;
-static void square_part(void *ctx, int64_t begin, int64_t end) {
-    const square_job *j = ctx;
-    double sum = 0.0, buf[PD_TILE], sq[PD_TILE];
-    for (int64_t i = begin; i < end; i += PD_TILE) {
-        int64_t n = end - i < PD_TILE ? end - i : PD_TILE;
-        const double *v = load_f64(j->t, j->x, i, n, buf);
-        PD_VECTORIZE for (int64_t k = 0; k < n; k++) sq[k] = v[k] * v[k];
-        sum += sum_f64(sq, n);
-    }
-    j->partial[begin / j->length] = sum;
-}
-PD_CPU_FUNCTION(void, sum_squares, pd_dtype t, int64_t n, const void *x, double *sum) {
-    double partial[PD_PARTS];
-    square_job j = {t, x, pd_part_length(n, PD_GRAIN), partial};
-    if (n > 0) pd_parallel(n, j.length, square_part, &j);
-    *sum = pd_tree_sum(partial, (n + j.length - 1) / j.length);
-}
-
 typedef struct scale_job { pd_dtype t; double by; void *x; atomic_int broken; } scale_job;
 #define SCALE(T, n, x, by, bad)                              \
     PD_VECTORIZE for (int64_t k = 0; k < (n); k++) {         \
