@@ -38,7 +38,7 @@ newaxis = None
 
 _SUBMODULES = frozenset(
     "_VF _dynamo _inductor accelerator amp autograd backends compat compiler cpu cuda data distribute distributed distributions export "
-    "fft func fx hub jit linalg models mps multiprocessing nn onnx optim profiler random return_types safetensors "
+    "fft func fx hub jit linalg models mps multiprocessing nn onnx ops optim profiler random return_types safetensors "
     "serialization signal sparse special testing utils version vision xpu".split()
 )
 _FROM = {  # name -> the submodule that defines it, imported at first use

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 
 pd_dtype pd_default_dtype = PD_F32;
+_Thread_local pd_status (*pd_selecting)(pd_call *c, bool *have);
 
 /* ---- promotion --------------------------------------------------------------------------------------------------- */
 
@@ -238,10 +239,12 @@ static pd_status place(pd_tensor *t, pd_tensor *to) {
     return PD_OK;
 }
 
-static pd_status make_outputs(pd_call *c) {
+/* *have: a selective checkpoint has kept the results. */
+static pd_status make_outputs(pd_call *c, bool *have) {
     const pd_op *op = c->def->op;
     for (int i = 0; i < c->nout; i++) PD_TRY(pd_tensor_shell(&c->out[i]));
     PD_TRY(op->infer(c));
+    if (pd_selecting && op->kernel) PD_TRY(pd_selecting(c, have));
     for (int i = 0; i < c->nout; i++)
         if (!c->out[i]->storage) PD_TRY(place(c->out[i], i ? NULL : c->destination));
     return PD_OK;
@@ -286,7 +289,7 @@ static pd_status move_inputs(pd_tensor *const *in, int nin, const pd_device *d, 
 static pd_status run_here(pd_call *c) {
     const pd_op *op = c->def->op;
     c->nout = op->nout ? op->nout : 1;
-    bool wants = c->wants = wants_record(c->def, c->in, c->nin);
+    bool wants = c->wants = wants_record(c->def, c->in, c->nin), have = false;
     pd_status status;
     PD_TRY(check_complex(c->def, c->in, c->nin));
     if (op->compose) {
@@ -295,10 +298,11 @@ static pd_status run_here(pd_call *c) {
         status = op->compose(c);
         pd_grad_mode = mode;
     } else {
-        status = make_outputs(c);
+        status = make_outputs(c, &have);
     }
     double work = 0;
-    PD_THEN(run_kernel(c, &work));
+    if (!have) PD_THEN(run_kernel(c, &work));
+    if (pd_selecting && op->kernel && !have) PD_THEN(pd_selecting(c, NULL));
     if (!status && wants) {
         pd_node *n;
         status = record(c, c->in, work, &n);

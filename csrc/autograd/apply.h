@@ -23,6 +23,11 @@ pd_status pd_check_writable(const char *op, const pd_tensor *t);
 /* The promoted dtype of tensors and scalars (PyTorch's rule: dimensioned tensors, then 0-d tensors, then numbers). */
 pd_dtype pd_result_type(pd_tensor *const *in, int nin, const pd_scalar *const *scalars, int nscalars);
 
+/* This thread's selective checkpoint (py/autograd/selected.c); NULL: there is none. Called for an op with a kernel:
+   once its results have their shapes, where it may set the storages of all and *have, and the kernel does not run; and
+   after the kernel, with have NULL. */
+extern _Thread_local pd_status (*pd_selecting)(pd_call *c, bool *have);
+
 extern pd_dtype pd_default_dtype; /* of new floating tensors: F32 */
 
 #endif

@@ -215,6 +215,7 @@ int pd_py_add_resources(PyObject *module); /* info.c: threads and memory */
 int pd_py_add_info(PyObject *module);
 int pd_py_add_profile(PyObject *module);
 int pd_py_add_saved(PyObject *module);
+int pd_py_add_selected(PyObject *module);
 int pd_py_add_run(PyObject *module);
 int pd_py_add_program(PyObject *module);
 int pd_py_add_cuda(PyObject *module);

@@ -10,12 +10,16 @@ from pydist._grad_mode import enable_grad, no_grad
 from pydist.autograd import backward as _backward
 from pydist.autograd.function import Function
 from pydist.autograd.graph import saved_tensors_hooks
+from pydist.utils._selective import CheckpointPolicy, SelectiveCheckpointContext, create_selective_checkpoint_contexts
 
 __all__ = [
     "CheckpointError",
     "CheckpointFunction",
+    "CheckpointPolicy",
+    "SelectiveCheckpointContext",
     "checkpoint",
     "checkpoint_sequential",
+    "create_selective_checkpoint_contexts",
     "noop_context_fn",
     "set_checkpoint_early_stop",
 ]
@@ -267,7 +271,8 @@ def checkpoint(
     (preserve_rng_state) and forward's autocast. use_reentrant=False is the better form: it supports autograd.grad,
     keyword arguments, nesting and tensors inside structures, and stops early. `determinism_check="default"` compares
     shapes and dtypes of the saved tensors and raises CheckpointError if they differ (`debug=True` lists them); "none"
-    does not compare. context_fn() returns two contexts, for forward and for the second run. use_reentrant=True runs a
+    does not compare. context_fn() returns two contexts, for forward and for the second run; those of
+    create_selective_checkpoint_contexts keep the results of some ops. use_reentrant=True runs a
     backward inside the backward and needs an argument that requires grad. Raises ValueError for options that the chosen
     form does not have.
 

@@ -6,7 +6,8 @@
    under both cuts, of elements 2^-20 as large as the block's largest, is cut again until nothing is left.
 
    A double's square is the sum of two doubles, which a fused multiply-add finds; each is cut as above. Doubles whose
-   squares may leave the range of doubles, and all where the processor has no such instruction, are squared as integers. */
+   squares may leave the range of doubles, and all where the processor has no such instruction, are squared as
+   integers. */
 #include "kernels/exact.h"
 
 #include "kernels/cpu/lib/real.h"

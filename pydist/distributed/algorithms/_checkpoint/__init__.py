@@ -1,0 +1,1 @@
+"""PyTorch's names for wrappers that checkpoint activations."""
