@@ -1,10 +1,23 @@
-"""Names of ops: `pydist.ops.aten.mm.default`, for policies of selective checkpoints.
+"""Ops by PyTorch's namespaces and names: `ops.aten.mul(x, y)` and `ops.aten.mul.Tensor(x, y)` are `pydist.mul(x, y)`, and policies
+of selective checkpoints compare `ops.aten.mm.default`.
 
-They are handles that are compared, and not called. An op has the name that PyTorch gives it; where PyTorch has several
-names or overloads for what is one op here, they are all the same handle: each kernel of attention is
-`aten.scaled_dot_product_attention.default`, and so on."""
+An op has the name that PyTorch gives it; where PyTorch has several names or overloads for what is one op here, they are all
+the same handle: each kernel of attention is `aten.scaled_dot_product_attention.default`, and so on. A handle can be called if
+pydist has a function of that name. `profiler` has the functions with which programs record spans by hand.
 
+>>> import pydist
+>>> from pydist import ops
+>>> ops.aten.mul.Tensor(pydist.tensor([1.0, 2.0]), pydist.tensor([3.0, 4.0]))
+tensor([3., 8.])
+>>> handle = ops.profiler._record_function_enter("forward", None)
+>>> ops.profiler._record_function_exit(handle)
+"""
+
+from types import SimpleNamespace
+
+import pydist
 from pydist import _C
+from pydist.profiler import record_function
 
 # The op of the engine, where its name is not PyTorch's: PyTorch's names, the first of which is printed.
 _NAMES = {
@@ -53,6 +66,12 @@ class OpOverload:
         """namespace::name"""
         return f"{self.namespace}::{self._name}"
 
+    def __call__(self, *args, **kwargs):
+        function = getattr(pydist, self._name, None) if self.namespace == "aten" else None
+        if not callable(function):
+            raise NotImplementedError(f"{self}: a name that cannot be called (expected one that pydist has as a function)")
+        return function(*args, **kwargs)
+
     def __str__(self):
         return f"{self.namespace}.{self._name}.default"
 
@@ -73,6 +92,9 @@ class OpOverloadPacket:
     def __init__(self, op):
         self.default = op
 
+    def __call__(self, *args, **kwargs):
+        return self.default(*args, **kwargs)
+
     def __getattr__(self, overload):
         if overload.startswith("__"):
             raise AttributeError(overload)
@@ -90,7 +112,7 @@ class _Namespace:
         vars(self).update(packets)
 
     def __getattr__(self, name):
-        raise AttributeError(f"pydist.ops.{self.__name__} has no op {name!r}")
+        raise AttributeError(f"pydist.ops.{self.__name__} has no {name} (expected the name of an op, such as add)")
 
 
 _ops = {}  # the engine's name -> OpOverload
@@ -133,3 +155,26 @@ def _collectives(namespace):
 
 aten, c10d = _aten(), _collectives("c10d")
 c10d_functional, _c10d_functional = _collectives("c10d_functional"), _collectives("_c10d_functional")
+
+
+# ---- spans by hand ---------------------------------------------------------------------------------------------------
+
+
+def _enter(name, args=None):
+    return record_function(name, args).__enter__()
+
+
+def _exit(handle):
+    handle.__exit__(None, None, None)
+
+
+def _end_with(handle, future):
+    return handle._call_end_callbacks_on_future(future)
+
+
+profiler = SimpleNamespace(
+    _record_function_enter=_enter,
+    _record_function_enter_new=_enter,
+    _record_function_exit=_exit,
+    _call_end_callbacks_on_jit_fut=_end_with,
+)

@@ -185,3 +185,23 @@ def test_backward_over_workers_and_traces(tmp_path):
     ours = next(e for e in trace if e["name"] == ADD)
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace if e["name"] == "thread_name"}
     assert names[0, ours["tid"]] == "calls to worker 1"
+
+
+def test_spans_by_hand():
+    def body():
+        with profiler_legacy.profile() as prof:
+            handle = pydist.ops.profiler._record_function_enter("hand", None)
+            future = rpc.rpc_async("worker1", echo, (3,))
+            done = pydist.ops.profiler._call_end_callbacks_on_jit_fut(handle, future)
+            pydist.ops.profiler._record_function_exit(handle)  # it ends with the future
+            with record_function("block") as block:
+                assert pydist.ops.profiler._call_end_callbacks_on_jit_fut(block.record, done).wait() == 3
+            x = pydist.ops.aten.mul.Tensor(pydist.ones(2), 2)
+        names = [e.name for e in prof.function_events]
+        assert {"hand", "block", "aten::mul"} <= set(names) and x.tolist() == [2, 2]
+        assert named(prof.function_events, "hand").time_range.end <= named(prof.function_events, "block").time_range.end
+
+    workers(2, body)
+    for name in ("nope", "tied", "__len__"):
+        with pytest.raises(AttributeError, match=f"ops.aten has no {name}"):
+            getattr(pydist.ops.aten, name)

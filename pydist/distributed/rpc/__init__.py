@@ -23,6 +23,7 @@ from pydist.distributed.rpc._pickling import allow
 from pydist.distributed.rpc.api import (
     _all_gather,
     _barrier,
+    _delete_all_user_and_unforked_owner_rrefs,
     _get_debug_info,
     _init_rpc_backend,
     _rref_context_get_debug_info,
