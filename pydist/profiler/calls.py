@@ -22,13 +22,15 @@ _here = _Here()
 
 class Listener:
     """Collects rows of events, as `_C._profile_stop` gives them, each with two more items: what stands before the name,
-    and the id of the worker where it was. `shapes`, `memory`: what it wants to know of ops. Listens to the whole process or
+    and the id of the worker where it was; `dropped`: how many there were for which there was no room. `shapes`, `memory`:
+    what it wants to know of ops. Listens to the whole process or
     to the thread that starts it."""
 
-    __slots__ = ("memory", "rows", "shapes", "this_thread")
+    __slots__ = ("dropped", "memory", "rows", "shapes", "this_thread")
 
     def __init__(self, shapes, memory, this_thread):
-        self.shapes, self.memory, self.this_thread, self.rows = shapes, memory, this_thread, []
+        self.shapes, self.memory, self.this_thread = shapes, memory, this_thread
+        self.rows, self.dropped = [], 0
 
     def start(self):
         """Listens from now on."""

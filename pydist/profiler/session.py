@@ -149,7 +149,8 @@ class Recording:
         self._options = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_flops": with_flops}
         shapes = bool(record_shapes or with_flops)
         self._start = max_events, shapes, bool(profile_memory), bool(with_stack), gpu, alone, this_thread
-        self._calls = Listener(shapes, bool(profile_memory), this_thread) if calls else None
+        self._listens = (shapes, bool(profile_memory), this_thread) if calls else None
+        self._calls = None  # the Listener of the recording under way
         self._aten = aten
         self._recording = self.events = self._raw = None
 
@@ -165,8 +166,8 @@ class Recording:
     def start(self):
         """Starts to record."""
         self._recording, self.events = _C._profile_start(*self._start), None
-        if self._calls:
-            self._calls.rows = []
+        if self._listens:
+            self._calls = Listener(*self._listens)
             self._calls.start()
         self.monotonic = time.monotonic_ns()
         self.began = epoch() + self.monotonic
@@ -177,7 +178,8 @@ class Recording:
         rows, dropped, stacks = _C._profile_stop(recording, self._start[3])
         if self._calls:
             self._calls.stop()
-            rows += self._calls.rows
+            rows, dropped = rows + self._calls.rows, dropped + self._calls.dropped
+            self._calls = None
         self._raw = rows, dropped, stacks
 
     def take(self, op):

@@ -205,7 +205,7 @@ def test_misuse_raises():
         selective(lambda *a: "save", chain(pydist), x, x)
     with pytest.raises(ZeroDivisionError):
         selective(lambda *a: 1 // 0, chain(pydist), x, x)
-    with pytest.raises(AttributeError, match="pydist.ops.aten has no op 'mmm'"):
+    with pytest.raises(AttributeError, match="pydist.ops.aten has no mmm"):
         _ = aten.mmm
     assert (x @ x).exp().sum().backward() is None  # nothing is left behind
 

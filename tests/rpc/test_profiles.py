@@ -205,3 +205,25 @@ def test_spans_by_hand():
     for name in ("nope", "tied", "__len__"):
         with pytest.raises(AttributeError, match=f"ops.aten has no {name}"):
             getattr(pydist.ops.aten, name)
+
+
+def test_what_found_no_room_is_counted():
+    def body():
+        rpc.rpc_sync("worker1", set_most, (3,))
+        with profiler_legacy.profile() as prof:
+            rpc.rpc_sync("worker1", many, (5,))
+        remote = [e for e in prof.function_events if e.is_remote]
+        assert len(remote) == 3 and prof.function_events.dropped == 2
+
+    workers(2, body)
+
+
+def set_most(n):
+    from pydist.distributed.rpc import _spans
+
+    _spans._MOST = n
+
+
+def many(n):
+    for _ in range(n):
+        pydist.ones(1) * 2

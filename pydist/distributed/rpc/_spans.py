@@ -43,23 +43,25 @@ class Span:
     def end(self, value):
         """The call has ended, with this value or without one. Returns the value without what came along."""
         now = time.monotonic_ns()
+        dropped = 0
         rows = [(self._key, "rpc", self._to, self._begin, now, 0, 0, 0, None, None, "", self._rank)]
         if isinstance(value, Reported):
             shift = value.epoch - epoch()
             prefix = self._key + REMOTE_OP
             for name, kind, lane, begin, end, moved, held, _, shapes, _, before, rank in value.rows:
                 rows.append((name, kind, lane, begin + shift, end + shift, moved, held, 0, shapes, None, prefix + before, rank))  # fmt: skip
-            value = value.value
+            dropped, value = value.dropped, value.value
         for one in self._who:
             one.rows.extend(rows)
+            one.dropped += dropped
         return value
 
 
 class Reported:
-    """A call's value, and what its callee has recorded. epoch: of the callee, see pydist.profiler.session."""
+    """A call's value, and the rows that its callee has recorded. epoch: of the callee, see pydist.profiler.session."""
 
-    def __init__(self, value, rows):
-        self.value, self.rows, self.epoch = value, rows, epoch()
+    def __init__(self, value, rows, dropped):
+        self.value, self.rows, self.dropped, self.epoch = value, rows, dropped, epoch()
 
 
 class Record:
@@ -76,9 +78,10 @@ class Record:
 
     def __exit__(self, *_):
         self._listener.stop()
-        rows, _, _ = _C._profile_stop(self._recording, False)
+        rows, dropped, _ = _C._profile_stop(self._recording, False)
+        self._listener.dropped += dropped
         self._listener.rows.extend((*row[:7], 0, row[8], None, "", self._rank) for row in rows)
 
     def report(self, value):
         """What is answered in place of the value."""
-        return Reported(value, self._listener.rows)
+        return Reported(value, self._listener.rows, self._listener.dropped)
