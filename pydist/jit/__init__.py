@@ -10,6 +10,14 @@ class TracerWarning(Warning):
     """What PyTorch warns of while it traces. pydist never traces, so it never warns."""
 
 
+class ScriptFunction:
+    """PyTorch's class of compiled functions. pydist compiles none, so no object is one."""
+
+
+class Error(RuntimeError):
+    """What PyTorch's compiled functions raise. Functions of pydist raise their own errors."""
+
+
 def script(obj, *args, **kwargs):
     """Returns `obj`."""
     return obj
