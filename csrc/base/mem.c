@@ -145,6 +145,8 @@ pd_status pd_grow(void *ptr, size_t *cap, size_t want, size_t size, const char *
 
 void pd_free(void *p) { give(p); }
 
+void pd_free_aligned(void *p) { free(p); }
+
 static _Thread_local struct { void *p; size_t bytes; } scratch;
 static pthread_key_t scratch_key;
 static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;

@@ -8,8 +8,10 @@
 /* [new] `bytes` of memory, or PD_E_MEMORY naming `what`. Zero bytes give a valid pointer. Freed by pd_free. */
 pd_status pd_malloc(size_t bytes, const char *what, void *out);
 pd_status pd_calloc(size_t bytes, const char *what, void *out);
-/* The same, aligned to 64 bytes (a cache line, a vector); also freed by pd_free. */
+/* The same, aligned to 64 bytes (a cache line, a vector); also freed by pd_free, or, where it comes and goes often, by
+   pd_free_aligned: what a thread keeps of freed blocks is no use to a later request like this one. */
 pd_status pd_malloc_aligned(size_t bytes, const char *what, void *out);
+void pd_free_aligned(void *p);
 /* Grows the array *ptr until it has room for `want` elements of `size` bytes, by doubling *cap. */
 pd_status pd_grow(void *ptr, size_t *cap, size_t want, size_t size, const char *what);
 void pd_free(void *p);

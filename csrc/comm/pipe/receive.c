@@ -180,7 +180,7 @@ static pd_status place(pd_pipes *p, int rank, pd_inlet *in, int i) {
     c->bytes = e->bytes;
     if (e->way == PD_WAY_SOCKET) {
         PD_TRY(pd_malloc_aligned(e->bytes, "rpc", &c->data));
-        c->drop = pd_free;
+        c->drop = pd_free_aligned;
         c->ctx = c->data;
         return PD_OK;
     }

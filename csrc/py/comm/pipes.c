@@ -466,7 +466,7 @@ static PyObject *pipes_copy(PyObject *self, PyObject *list) {
         if (status) break;
         memcpy(c->data, x.parcels[i].data, x.parcels[i].bytes);
         c->bytes = x.parcels[i].bytes;
-        c->drop = pd_free;
+        c->drop = pd_free_aligned;
         c->ctx = c->data;
         m.nparcels = i + 1;
     }
