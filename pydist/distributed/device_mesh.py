@@ -108,6 +108,7 @@ class DeviceMesh:
     Raises ValueError for other device types and wrong ranks, TypeError for a mesh that is not of integers, RuntimeError
     for more places than ranks, for names that do not fit, and for "cuda" without a GPU.
 
+    >>> import pydist
     >>> from pydist.distributed.device_mesh import DeviceMesh
     >>> mesh = DeviceMesh("cpu", [[0]], mesh_dim_names=("dp", "tp"))
     >>> mesh.shape, mesh.get_coordinate(), mesh["tp"].mesh.tolist()

@@ -48,7 +48,6 @@ DIFFERENT = {  # of "name | difference"
     r"load \| weights_only is True by default, not None": "None is True in PyTorch, too",
     r"Generator \| device is 'cpu' by default, not 'None'": "None is the CPU in PyTorch, too",
     r"random\.fork_rng \| device_type .*": "two private parameters stand before it in PyTorch; nothing depends on it here",
-    r"distributed\.DeviceMesh \| (mesh has no default|no backend_override)": "all groups talk as the job does",
     r"distributed\.(ProcessGroup|ReduceOp) \| .*": "made by the library; ReduceOp's values are words",
     r"nn\.RNNCellBase \| .*": "a base class, not documented",
     r"nn\.functional\.max_pool[12]d_with_indices \| no return_indices": "it gives them anyhow",
