@@ -69,7 +69,9 @@ class OpOverload:
     def __call__(self, *args, **kwargs):
         function = getattr(pydist, self._name, None) if self.namespace == "aten" else None
         if not callable(function):
-            raise NotImplementedError(f"{self}: a name that cannot be called (expected one that pydist has as a function)")
+            raise NotImplementedError(
+                f"{self}: a name that cannot be called (expected one that pydist has as a function)"
+            )
         return function(*args, **kwargs)
 
     def __str__(self):
