@@ -80,25 +80,26 @@ def busy():
     return rpc._get_current_rpc_agent().get_debug_info()["agent.server_active_calls"]
 
 
-def keep_reference(rank, ignore, ends):
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
-    if not ends:
-        api._delete_all_user_and_unforked_owner_rrefs = lambda: None
-    api._ignore_rref_leak = ignore
-    rref = rpc.remote(1 - rank, echo, (1,))
-    rref.to_here()
-    try:
-        rpc.shutdown()
-    except RuntimeError as error:
-        return str(error).split(" still")[0]
-    finally:
+def keep_references(rank):
+    found, delete = [], api._delete_all_user_and_unforked_owner_rrefs
+    for ignore, ends in ((True, False), (False, True), (False, False)):
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+        api._delete_all_user_and_unforked_owner_rrefs = delete if ends else lambda: None
+        api._ignore_rref_leak = ignore
+        rref = rpc.remote(1 - rank, echo, (1,))
+        rref.to_here()
+        try:
+            rpc.shutdown()
+            found.append(None)
+        except RuntimeError as error:
+            found.append(str(error).split(" still")[0])
         assert not rpc._is_current_rpc_agent_set()
+    return found
 
 
 def test_references_that_outlive_shutdown():
-    for ignore, ends, want in ((True, False, None), (False, True, None), (False, False, "Leaking RRef: worker{}")):
-        found = run_ranks(2, keep_reference, ignore, ends, processes=True)
-        assert found == [want and want.format(rank) for rank in (0, 1)]
+    want = [[None, None, f"Leaking RRef: worker{rank}"] for rank in (0, 1)]
+    assert run_ranks(2, keep_references, processes=True) == want
 
 
 class Slow:

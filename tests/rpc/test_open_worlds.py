@@ -149,6 +149,72 @@ def test_a_name_is_taken_over_and_an_id_is_not(tmp_path):
     assert [str(result) for result in results if isinstance(result, Exception)][1:] == [], results
 
 
+_kept = []
+
+
+def keep(rref):
+    _kept.append(rref)
+
+
+def holders(number, path):
+    order = Order(path)
+    if number == 0:
+        come("host", 0, path)
+        order.tell("host")
+        order.wait("came 1", "came 2", "came 3")
+        rref = rpc.RRef(Counter())
+        for name in ("worker1", "worker2"):
+            rpc.rpc_sync(name, keep, (rref,))
+        assert len(rpc.leaks()) == 1 and rpc.leaks()[0][2] == ["worker1", "worker2"]
+        order.tell("kept")  # one leaves, one dies; the third one has never called anybody
+        settle(lambda: rpc.leaks() == [], 20)
+        order.tell("end")
+    else:
+        order.wait("host")
+        come(f"worker{number}", number, path)
+        order.tell(f"came {number}")
+        order.wait("kept" if number < 3 else "end")
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+    rpc.shutdown()
+
+
+def test_references_of_those_that_have_gone_end(tmp_path):
+    results = run_ranks(4, holders, str(tmp_path), processes=True, return_exceptions=True)
+    assert [bool(result) for result in results] == [False, False, True, False], results
+
+
+def fails(to):
+    try:
+        rpc.rpc_sync(to, echo, (1,))
+    except PeerFailed:
+        return True
+    return False
+
+
+def without_host(number, path):
+    order = Order(path)
+    if number == 0:
+        come("host", 0, path)
+        order.tell("host")
+        order.wait("met 1", "met 2")
+        os.kill(os.getpid(), signal.SIGKILL)
+    order.wait("host")
+    come(f"worker{number}", number, path)
+    order.tell(f"came {number}")
+    order.wait("came 1", "came 2")
+    other = f"worker{3 - number}"
+    assert rpc.rpc_sync(other, echo, (number,)) == number
+    order.tell(f"met {number}")
+    settle(lambda: fails(other), 20)
+    rpc.shutdown()  # does not wait for those that it cannot hear of
+
+
+def test_the_end_of_the_host_is_the_end_of_its_world(tmp_path):
+    results = run_ranks(3, without_host, str(tmp_path), processes=True, return_exceptions=True)
+    assert [bool(result) for result in results] == [True, False, False], results
+
+
 def mixed(rank, path, static_first):
     order, place = Order(path), f"file://{path}/meet"
     unlaunched()

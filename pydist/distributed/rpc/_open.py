@@ -71,10 +71,13 @@ class Members:
 
     def named(self, name):
         """The worker that has this name now; None: there is none."""
-        found = self.by_name.get(name)
-        if found is not None and found is not self.me and self._is_gone(found.id):
-            self.forget(found.id)
-            found = self.by_name.get(name)
+        found = dict.get(self.by_name, name)
+        if found is None or (found is not self.me and self._is_gone(found.id)):
+            try:
+                found = self._of_name(name)
+            except _C.DistError:  # the place is gone, and so is everybody; without it nobody else can be found
+                if found is None:
+                    raise
         return found
 
     def look(self):
