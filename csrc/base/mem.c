@@ -60,8 +60,8 @@ static pool *make_pool(void) {
     return mine;
 }
 
-void pd_mem_trim(void) {
-    if (mine) free_blocks(mine);
+void pd_mem_trim(size_t most) {
+    if (mine && mine->bytes > most) free_blocks(mine);
 }
 
 static void *take(size_t bytes) {

@@ -18,7 +18,7 @@ void pd_free(void *p);
 
 /* How often the engine has asked the system for memory so far, in all threads. Freed blocks are used again first. */
 int64_t pd_mem_asked(void);
-void pd_mem_trim(void); /* gives the freed blocks of this thread back to the system */
+void pd_mem_trim(size_t most); /* gives the freed blocks of this thread back to the system if they are more bytes */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define PD_KEEPS_FREED 0 /* sanitizers see a use of freed memory only where it is not used again */

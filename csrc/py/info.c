@@ -41,7 +41,7 @@ static PyObject *trim(PyObject *module, PyObject *unused) {
     pd_device_cpu_trim();
     pd_cuda_trim();
     pd_py_comm_trim();
-    pd_mem_trim();
+    pd_mem_trim(0);
     Py_RETURN_NONE;
 }
 

@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "comm/pipe/pipe_impl.h"
 
+#define KEPT ((size_t)64 << 10)       /* freed blocks that a thread keeps which waits: it frees what others have made */
 #define RIPENING_NS INT64_C(10000000) /* how often one looks whether news can be told */
 
 typedef enum result { MORE, WHOLE, ENDED } result;
@@ -402,6 +403,7 @@ static bool sleep_once(pd_pipes *p, int64_t ns, bool *woken, pd_mail *out) {
 pd_status pd_pipes_receive(pd_pipes *p, int64_t ns, pd_mail *out) {
     bool found = false, woken = false;
     *out = (pd_mail){.from = -1};
+    pd_mem_trim(KEPT);
     if (!p->take && take_backlog(p, out)) return PD_OK;
     int64_t deadline = pd_os_now() + ns;
     void *token = pd_host_release();

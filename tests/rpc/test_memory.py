@@ -1,0 +1,100 @@
+"""Many calls and references of all kinds between three workers: at the end nothing is held, and memory does not grow."""
+
+import random
+import resource
+
+import pytest
+
+import pydist
+from lib.ranks import LONG
+from pydist.distributed import rpc
+from pydist.testing import run_ranks
+
+CALLS, RREFS = (100_000, 10_000) if LONG else (6_000, 600)
+PARTS, WARM = 10, 5  # of the parts the first ones warm up
+
+
+def rss():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+class Thing:
+    def __init__(self, x):
+        self.x = x
+
+    def plus(self, y):
+        return self.x + y
+
+
+def echo(x):
+    return x
+
+
+def fetch(rref):
+    return rref.to_here()
+
+
+def ask(to, x):
+    return rpc.rpc_sync(to, echo, args=(x,))
+
+
+def calls(rng, n, x, large):
+    for i in range(n):
+        to, other = rng.choices(range(3), k=2)
+        if i % 7 < 3:
+            rpc.rpc_sync(to, pydist.add, args=(x, 1))
+        elif i % 7 == 3:
+            rpc.rpc_sync(to, echo, args=(x,))
+        elif i % 7 == 4:
+            rpc.rpc_sync(to, echo, args=(large if i % 5 == 0 else "text",))
+        elif i % 7 == 5:
+            rpc.rpc_async(to, echo, args=({"a": [x, 1]},)).wait()
+        else:
+            rpc.rpc_sync(to, ask, args=(other, x))
+
+
+def rrefs(rng, n, x):
+    for i in range(n):
+        to, other = rng.choices(range(3), k=2)
+        rref = rpc.remote(to, Thing, args=(x,))
+        if i % 3 == 0:
+            rref.rpc_sync().plus(i)
+        elif i % 3 == 1:
+            rpc.rpc_sync(other, fetch, args=(rpc.remote(to, echo, args=(x,)),))
+        if i % 10 == 0:
+            rref.to_here()
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow():
+    def body(rank):
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3)
+        rng, x, large = random.Random(rank), pydist.ones(256), pydist.ones(1 << 16)
+        marks = []
+        for _ in range(PARTS):
+            calls(rng, CALLS // 3 // PARTS, x, large)
+            rrefs(rng, RREFS // 3 // PARTS, x)
+            marks.append(rss())
+        rpc.api._barrier({f"worker{i}" for i in range(3)})
+        rpc.shutdown(timeout=60)
+        return max(marks[WARM:]) - marks[WARM - 1]
+
+    growth = run_ranks(3, body, processes=True, timeout=600)
+    print(growth)
+    assert max(growth) <= 2 << 20
+
+
+def test_nothing_is_held_at_the_end():
+    def body(rank):
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3)
+        agent, rng, x = rpc.api._agent.current(), random.Random(rank), pydist.ones(256)
+        calls(rng, 70, x, pydist.ones(1 << 16))
+        rrefs(rng, 30, x)
+        rpc.api._wait_all_workers(60)  # as shutdown does
+        found = rpc.stats()
+        names = "calls_pending", "calls_waiting", "calls_running", "pending_children", "arena_lent", "late_answers"
+        assert not {name: found[name] for name in names if found[name]} and not agent.outbox
+        rpc.shutdown(timeout=60)
+
+    run_ranks(3, body, processes=True)
