@@ -1,7 +1,7 @@
 """pydist's speed, memory and bits next to its peers': `python -m benchmarks [options] [case ...]`; see benchmarks/README.md.
 
 Cases are workloads (mlp, cnn, resnet18, gpt-nano, gpt-baby, gpt2-124M, bert-mini), `ops` (a table of single ops) and
-programs (op_call, arrays, beside, import, launch, death, all_reduce), by the beginnings of their names; default: the workloads and programs.
+programs (op_call, arrays, norm, beside, import, launch, death, all_reduce), by the beginnings of their names; default: the workloads and programs.
 """
 
 import argparse

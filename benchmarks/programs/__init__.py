@@ -43,6 +43,12 @@ CASES = [
         for call, unit in (("from_numpy(a)", "ns"), ("t.numpy()", "ns"), ("tensor(a)", "us" if n > 16 else "ns"))
     ),
     Case(
+        "norm: the norm of 124M gradients",
+        "ms",
+        {name: program("norm", name) for name in ("pydist", "reading", "torch")},
+        {"torch": ("torch",)},
+    ),
+    Case(
         "beside: an mlp step beside a computing thread",
         "us",
         {p: program("beside", p) for p in ("pydist", "torch")},

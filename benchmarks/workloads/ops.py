@@ -51,7 +51,7 @@ _FLAT |= {
     "addcdiv": "lib.addcdiv(x, y, z)", "addcmul": "lib.addcmul(x, y, z)", "clamp": "x.clamp(0.5, 1.5)", "cat": "lib.cat([x, y])",
     "stack": "lib.stack([x, y])", "flip": "x.flip(0)", "cumsum": "x.cumsum(0)", "F.dropout": "F.dropout(x, 0.5)", "F.mse_loss": "F.mse_loss(x, y)",
     "F.l1_loss": "F.l1_loss(x, y)", "F.smooth_l1_loss": "F.smooth_l1_loss(x, y)", "masked_fill": "x.masked_fill(mask, 0.0)", "to bfloat16": "x.to(lib.bfloat16)",
-    "F.binary_cross_entropy_with_logits": "F.binary_cross_entropy_with_logits(x, y)",
+    "F.binary_cross_entropy_with_logits": "F.binary_cross_entropy_with_logits(x, y)", "total norm": "lib.nn.utils.get_total_norm([x, y, z])",
 }  # fmt: skip
 _ROWS = {
     "softmax": "x.softmax(-1)", "log_softmax": "x.log_softmax(-1)", "F.cross_entropy": "F.cross_entropy(x, t)", "sum:0": "x.sum(0)", "sum:1": "x.sum(1)",

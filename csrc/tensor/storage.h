@@ -29,6 +29,7 @@ typedef struct pd_storage {
     bool inference;            /* made in inference mode: has no version, so backward must not save it */
     bool read_only;            /* external memory, lent to us for reading: in-place ops raise */
     bool exposed;              /* somebody has asked for the address: data_ptr() */
+    bool blank;                /* made by Module.to_empty: what it holds means nothing until it is written */
     void (*drop)(void *ctx);   /* external memory: called in the place of freeing data */
     void *ctx;
     int shared;                /* the descriptor by which other processes map the memory, or -1 */
@@ -65,6 +66,10 @@ static inline bool pd_storage_is_lent(const pd_storage *s) {
 /* Whether only tensors of this process see the memory, so that reads and writes go through us. */
 static inline bool pd_storage_is_private(const pd_storage *s) {
     return !pd_storage_is_lent(s) && !s->drop && s->shared < 0;
+}
+/* Whether nobody can have written what to_empty made. */
+static inline bool pd_storage_is_blank(const pd_storage *s) {
+    return s->blank && !s->writes && !s->exposed && pd_storage_is_private(s);
 }
 /* The check before the bytes are freed or moved. PD_E_RUNTIME: they are lent, and to whom. */
 pd_status pd_storage_may_move(const char *op, const pd_storage *s);

@@ -165,6 +165,149 @@ def test_modules():
         assert getattr(nn.init, init)(meta(*args), *([0.5] if init == "sparse_" else [])).is_meta
 
 
+def test_default_devices():
+    pydist.set_default_device("meta")
+    try:
+        layer = nn.Linear(3, 2)
+        assert layer.weight.is_meta and pydist.tensor([1.0]).is_meta and pydist.get_default_device().type == "meta"
+        with pydist.device("cpu"):
+            assert not pydist.ones(2).is_meta
+            with pydist.device("meta"):
+                assert pydist.rand(2).is_meta
+            assert not nn.Linear(1, 1).weight.is_meta
+        assert layer(pydist.ones(4, 3)).is_meta
+        found = []
+        thread = threading.Thread(target=lambda: found.append(pydist.ones(1).is_meta))
+        thread.start()
+        thread.join()
+        assert found == [False]  # each thread has its own
+    finally:
+        pydist.set_default_device(None)
+    assert pydist.ones(1).item() == 1
+
+
+class Tied(nn.Module):
+    """A weight that two modules share, a buffer that two modules share, and a weight without values of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.body, self.norm = nn.Embedding(5, 3), nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.head, self.nothing = nn.Linear(3, 5, bias=False), nn.Parameter(pydist.empty(0, 3))
+        self.head.weight = self.embed.weight
+        table = pydist.zeros(3)
+        self.register_buffer("table", table, persistent=False)
+        self.body.register_buffer("table", table, persistent=False)
+
+    def forward(self, x):
+        return self.head(self.norm(self.body(self.embed(x)) + self.table + self.body.table))
+
+
+def made_empty():
+    with pydist.device("meta"):
+        net = Tied()
+    return net.to_empty(device="cpu")
+
+
+def write(net):
+    pydist.manual_seed(0)
+    with pydist.no_grad():
+        for t in [*net.parameters(), *net.buffers()]:
+            t.uniform_(1, 2) if t.is_floating_point() else t.zero_()
+
+
+def test_to_empty_keeps_what_is_shared():
+    net = made_empty()
+    assert net.head.weight is net.embed.weight and net.table is net.body.table and not net.table.is_meta
+    write(net)
+    net.embed.weight.data[0, 0] = 7
+    assert net.head.weight[0, 0].item() == 7
+    x = pydist.tensor([0, 1, 4])
+    net(x).sum().backward()
+    assert net.head.weight.grad is net.embed.weight.grad
+    plain = Tied()
+    plain.load_state_dict(net.state_dict())
+    plain.table.copy_(net.table)
+    assert plain.eval()(x).tolist() == net.eval()(x).tolist()
+
+
+def test_what_is_not_written_raises_at_the_first_forward():
+    x, net = pydist.tensor([0, 1]), made_empty()
+    names = "embed.weight, body.weight, body.bias, norm.weight, norm.bias, table, norm.running_mean, norm.running_var"
+    with pytest.raises(RuntimeError, match=f"Tied: nothing has been written to {names} and 1 more since to_empty"):
+        net(x)
+    with pytest.raises(RuntimeError, match="Embedding: nothing has been written to weight since"):
+        net.embed(x)
+    nn.init.normal_(net.embed.weight)
+    assert net.embed(x).shape == (2, 3) and not net.embed._forward_pre_hooks
+    nn.init.zeros_(net.body.weight)
+    net.body.bias.data.fill_(0)
+    net.norm.reset_parameters()
+    with pytest.raises(RuntimeError, match="Tied: nothing has been written to table since"):
+        net(x)
+    net.table.numpy()[:] = 1
+    assert net(x).shape == (2, 5)
+    assert not any(m._forward_pre_hooks for m in net.modules())  # nothing is left that slows later calls
+
+
+def test_every_way_to_write_counts():
+    def layer():
+        return nn.Linear(2, 2, bias=False, device="meta").to_empty(device="cpu")
+
+    state, x = {"weight": pydist.ones(2, 2)}, pydist.ones(1, 2)
+    lent = []
+    ways = {
+        "load": lambda m: m.load_state_dict(state),
+        "assign": lambda m: m.load_state_dict(state, assign=True),
+        "data": lambda m: setattr(m.weight, "data", pydist.ones(2, 2)),
+        "parameter": lambda m: setattr(m, "weight", nn.Parameter(pydist.ones(2, 2))),
+        "reset": lambda m: m.reset_parameters(),
+        "in place": lambda m: m.weight.detach().zero_(),
+        "item": lambda m: m.weight.data.__setitem__((0, 0), 1.0),
+        "out": lambda m: pydist.add(pydist.ones(2, 2), 1, out=m.weight.data),
+        "numpy": lambda m: lent.append(m.weight.detach().numpy()),
+        "address": lambda m: m.weight.data_ptr(),
+        "dtype": lambda m: m.double().float(),
+        "shared": lambda m: m.share_memory(),
+        "init": lambda m: nn.init.orthogonal_(m.weight),
+        "meta again": lambda m: m.to_empty(device="meta").to_empty(device="cpu").reset_parameters(),
+    }
+    for name, way in ways.items():
+        m = layer()
+        with pytest.raises(RuntimeError, match="Linear: nothing has been written to weight since to_empty"):
+            m(x)
+        way(m)
+        assert m(x).shape == (1, 2), name
+    with pytest.raises(RuntimeError, match="nothing has been written"):
+        layer().to_empty(device="cpu")(x)
+    assert layer().to_empty(device="meta")(meta(1, 2)).is_meta
+    net = nn.Sequential(nn.Linear(2, 2), layer())
+    net.to_empty(device="cpu", recurse=False)
+    with pytest.raises(RuntimeError, match="Sequential: nothing has been written to 1.weight since"):
+        net(x)
+    net[1].reset_parameters()
+    assert net(x).shape == (1, 2)
+
+
+def test_ranks_that_get_values_from_rank_0():
+    def work(rank):
+        net = nn.Linear(2, 2, device="meta").to_empty(device="cpu")
+        if rank == 0:
+            net.reset_parameters()
+        for t in net.state_dict().values():
+            pydist.distributed.broadcast(t, 0)
+        return net(pydist.ones(1, 2)).tolist()
+
+    one, two = run_ranks(2, work)
+    assert one == two
+
+
+def test_copies_of_what_is_not_written():
+    net = made_empty()
+    for copied in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        write(copied)
+        assert copied(pydist.tensor([0, 1])).shape == (2, 5) and not copied._forward_pre_hooks
+
+
 def test_files_and_copies():
     x = meta(4, 6, dtype=pydist.bfloat16)[:, ::2]
     kept = {"x": x, "p": nn.Parameter(meta(2, 3))}

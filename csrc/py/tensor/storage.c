@@ -114,7 +114,25 @@ static PyObject *shared_open(PyObject *module, PyObject *args) {
     return pd_py_wrap_new(t);
 }
 
+static PyObject *make_blank(PyObject *module, PyObject *o) {
+    const pd_tensor *t = pd_py_expect_tensor(o, "make_blank", "tensor");
+    (void)module;
+    if (!t) return NULL;
+    t->storage->blank = t->storage->device != &pd_device_meta;
+    Py_RETURN_NONE;
+}
+
+static PyObject *is_blank(PyObject *module, PyObject *o) {
+    const pd_tensor *t = pd_py_expect_tensor(o, "is_blank", "tensor");
+    (void)module;
+    return t ? PyBool_FromLong(t->numel && pd_storage_is_blank(t->storage)) : NULL;
+}
+
 static PyMethodDef functions[] = {
+    {"make_blank", make_blank, METH_O,
+     "make_blank(tensor)\n\nSays that the elements of a new tensor mean nothing until one is written."},
+    {"is_blank", is_blank, METH_O,
+     "is_blank(tensor)\n\nWhether the tensor has elements, and nothing was written to its memory since make_blank."},
     {"storage_view", storage_view, METH_VARARGS,
      "storage_view(tensor, dtype, size, stride, offset)\n\nA tensor with this dtype, size, stride and offset (in "
      "elements) over the storage of `tensor`. Errors: ValueError\nwhere the view does not fit into the storage."},

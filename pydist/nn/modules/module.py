@@ -1,5 +1,6 @@
 """Module: a tree of parameters, buffers and submodules with a forward function."""
 
+import itertools
 from collections import OrderedDict, namedtuple
 from collections.abc import Mapping
 from warnings import warn
@@ -22,6 +23,7 @@ _HOOKS = (
     "_load_state_dict_post_hooks",
 )
 _EXTRA_STATE = "_extra_state"
+_LISTED = 8  # how many names an error lists
 
 
 class _CallHook(namedtuple("CallHook", ("hook", "with_kwargs", "always"), defaults=(False, False))):
@@ -39,6 +41,26 @@ class _CallHook(namedtuple("CallHook", ("hook", "with_kwargs", "always"), defaul
     def of(cls, entry):
         """The hook and its options."""
         return entry if type(entry) is cls else cls(entry)
+
+
+def _refuse_blank(module, args):
+    """Runs before the first forward after to_empty."""
+    named = itertools.chain(module.named_parameters(), module.named_buffers())
+    blank = [name for name, tensor in named if _C.is_blank(tensor)]
+    if blank:
+        listed = ", ".join(blank[:_LISTED]) + (f" and {len(blank) - _LISTED} more" if len(blank) > _LISTED else "")
+        raise RuntimeError(
+            f"{type(module).__name__}: nothing has been written to {listed} since to_empty() (expected values before "
+            "forward: of init functions, reset_parameters() or load_state_dict())"
+        )
+    for below in module.modules():
+        _drop_check(below)
+
+
+def _drop_check(module):
+    hooks = module._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if hook is _refuse_blank]:
+        del hooks[key]
 
 
 class _IncompatibleKeys(namedtuple("IncompatibleKeys", ("missing_keys", "unexpected_keys"))):
@@ -504,14 +526,30 @@ class Module:
         """Does nothing: modules run without compilation. Returns None."""
 
     def to_empty(self, *, device, recurse=True):
-        """Gives all parameters and buffers new memory on a device, without copying. Returns self.
+        """Gives all parameters and buffers new memory on a device, without copying. Returns self. Those that several
+        modules share stay shared.
+
+        The first forward of the module, or of one below it, raises RuntimeError with the names of what has not been
+        written by then: parameters and buffers would hold whatever was in that memory.
 
         >>> import pydist
         >>> layer = pydist.nn.Linear(2, 3, device="meta")  # shapes without memory
         >>> layer.to_empty(device="cpu").weight.shape
         pydist.Size([3, 2])
         """
-        return self._apply(lambda tensor: _C.empty_like(tensor, device=device), recurse)
+        made = {}  # id: a tensor and the new one
+
+        def empty(tensor):
+            if id(tensor) not in made:
+                made[id(tensor)] = tensor, _C.empty_like(tensor, device=device)
+                _C.make_blank(made[id(tensor)][1])
+            return made[id(tensor)][1]
+
+        self._apply(empty, recurse)
+        for module in self.modules() if recurse else (self,):
+            _drop_check(module)
+            module.register_forward_pre_hook(_refuse_blank)
+        return self
 
     # State.
 
