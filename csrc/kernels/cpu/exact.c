@@ -1,9 +1,10 @@
 /* Exact sums of squares (kernels/exact.h), so the same bits on every instruction set.
 
-   The square of a float has at most 48 bits: it is exact as a double. A block of squares below 2^top is cut in two
-   places: adding and subtracting a large constant rounds a double to a multiple of some power of two, and what was
-   rounded off is exact, too. Multiples of one power add up exactly in a double as long as there are few. What is left
-   under both cuts, of elements 2^-20 as large as the block's largest, is cut again until nothing is left.
+   The square of a float has at most 48 bits: it is exact as a double. Multiples of one power of two add up exactly in
+   a double as long as there are few. So the squares of a block, all below 2^top, are cut: adding and subtracting a
+   large constant rounds a double to a multiple of some power of two, and what was rounded off is exact, too. One cut is
+   enough where no bit of a square is below a second one, 89 bits under the top: no element is smaller than 2^-20 times
+   the block's largest. Otherwise what is left under both cuts is cut again until nothing is left.
 
    A double's square is the sum of two doubles, which a fused multiply-add finds; each is cut as above. Doubles whose
    squares may leave the range of doubles, and all where the processor has no such instruction, are squared as
@@ -16,6 +17,7 @@ enum {
     BLOCK = 1024,
     FIRST = 44,  /* bits above the first cut: BLOCK / 2 multiples in a lane stay within 2^53 */
     SECOND = 45, /* between both; one more, as what rounding leaves is at most half of the first cut */
+    STEP = 2 * PD_LANES_D,
 };
 
 typedef uint64_t vbits __attribute__((vector_size(PD_VB)));
@@ -74,22 +76,61 @@ static void add_square(int64_t *sum, double x) {
     pd_exact_add(sum, high * high, power + 54);
 }
 
+/* As doubles. gcc 12 takes __builtin_convertvector to pieces. */
+PD_INLINE pd_vd wide_from(const float *x) {
+#if defined(__AVX512F__)
+    return (pd_vd)_mm512_cvtps_pd(_mm256_loadu_ps(x));
+#elif defined(__AVX2__)
+    return (pd_vd)_mm256_cvtps_pd(_mm_loadu_ps(x));
+#else
+    return (pd_vd){(double)x[0], (double)x[1]};
+#endif
+}
+
+/* Adds the squares of n floats, a multiple of STEP, that are below 2^top and need one cut. */
+static void add_cut_once(int64_t *sum, const float *x, int64_t n, int top) {
+    const int first = top - FIRST;
+    const pd_vd cut = pd_vd_set(1.5 * power_of_two(first + 52));
+    pd_vd high = {0}, low = {0}, high2 = {0}, low2 = {0};
+    for (int64_t i = 0; i < n; i += STEP) { /* the product within a sum is exact, so fused or not it is the same */
+        const pd_vd v = wide_from(x + i), v2 = wide_from(x + i + PD_LANES_D);
+        const pd_vd part = pd_vd_fma(v, v, cut) - cut, part2 = pd_vd_fma(v2, v2, cut) - cut;
+        high += part, high2 += part2;
+        low += pd_vd_fma(v, v, -part), low2 += pd_vd_fma(v2, v2, -part2);
+    }
+    add_lanes(sum, high + high2, first);
+    add_lanes(sum, low + low2, first - SECOND);
+}
+
 static void add_floats(int64_t *sum, const float *x, int64_t n) {
     typedef uint32_t __attribute__((may_alias)) word;
     const word *bits = (const word *)x;
     double squares[BLOCK];
-    uint32_t largest = 0;
+    float padded[BLOCK];
+    uint32_t largest = 0, least = UINT32_MAX; /* least: of those that are not 0, less 1 */
     for (int64_t i = 0; i < n; i++) {
         const uint32_t size = bits[i] & 0x7fffffff;
         largest = size > largest ? size : largest;
+        least = size - 1 < least ? size - 1 : least;
     }
     if (!largest) return;
     if (largest >= 0x7f800000) {
         for (int64_t i = 0; i < n; i++) add_square(sum, (double)x[i]);
         return;
     }
-    PD_VECTORIZE for (int64_t i = 0; i < n; i++) squares[i] = (double)x[i] * (double)x[i];
-    add_doubles(sum, squares, n, 2 * ((int)(largest >> 23) - 126));
+    const int exponent = (int)((least + 1) >> 23), bottom = 2 * ((exponent ? exponent : 1) - 150);
+    const int top = 2 * ((int)(largest >> 23) - 126);
+    if (bottom < top - FIRST - SECOND) {
+        PD_VECTORIZE for (int64_t i = 0; i < n; i++) squares[i] = (double)x[i] * (double)x[i];
+        add_doubles(sum, squares, n, top);
+        return;
+    }
+    if (n % STEP) {
+        memcpy(padded, x, sizeof *x * (size_t)n);
+        while (n % STEP) padded[n++] = 0;
+        x = padded;
+    }
+    add_cut_once(sum, x, n, top);
 }
 
 static void add_double_squares(int64_t *sum, const double *x, int64_t n) {
