@@ -1,6 +1,6 @@
 """Forged messages of rpc: what strangers, and a worker that has the job's token, send to an agent.
 
-    python tests/fuzz/messages.py [--seconds 20] [--seed 0]       (runner.py says how)
+    python tests/fuzz/pipes.py [--seconds 20] [--seed 0]       (runner.py says how)
 
 A case has an agent of its own, over a unix socket or tcp, and one worker beside it, which is played here. Greetings are
 damaged, replayed, or of another job, world or worker; valid messages of all kinds are damaged (bits, ends, lengths, kinds,
