@@ -31,7 +31,7 @@ static struct {
     pthread_mutex_t lock; /* of all below, and of the recordings in the list */
     unsigned runs;
     pd_recording *all, *alone; /* those that run; the one of them that is alone, or NULL */
-    atomic_bool shapes;
+    atomic_bool shapes, places; /* whether a running recording wants shapes; stacks or points of a GPU */
     _Atomic(int64_t (*)(void)) held; /* what a running recording wants; NULL if none does */
     _Atomic(uint32_t (*)(void)) gpu_begin;
     char *names[NAMES]; /* open addressing by the text's hash; freed with the last recording */
@@ -105,18 +105,18 @@ void pd_timespan_close(const pd_timespan *s, pd_timespan_kind kind, const char *
     int64_t (*held)(void) = p.held, grown = held ? held() - s->held : 0;
     uint32_t gpu[2] = {0, 0};
     int32_t stack = 0;
-    if (!lane && is_of_alone(s, &alone)) {
+    if (p.places && !lane && is_of_alone(s, &alone)) {
         if (alone.stack) stack = alone.stack();
         if (s->gpu && alone.gpu_end && (gpu[1] = alone.gpu_end(s->gpu))) gpu[0] = s->gpu;
     }
     pthread_mutex_lock(&p.lock);
-    e.name = p.all ? keep(name) : other;
     for (pd_recording *r = p.all; r; r = r->next) {
         if (!wants(r, s) || (r->thread && (kind == PD_SPAN_COMM || r->thread != e.lane))) continue;
         if (r->count == r->how.most || pd_grow(&r->events, &r->cap, r->count + 1, sizeof e, "profiler")) {
             r->dropped++;
             continue;
         }
+        if (!e.name) e.name = keep(name);
         pd_event *to = &r->events[r->count++];
         *to = e;
         if (r->how.held) to->held = grown;
@@ -139,6 +139,7 @@ static void publish(void) {
     p.shapes = shapes;
     p.held = held;
     p.gpu_begin = p.alone ? p.alone->how.gpu_begin : NULL;
+    p.places = p.alone && (p.alone->how.stack || p.alone->how.gpu_end);
     unsigned before = pd_profile_run, run = p.all ? p.runs : 0;
     while (!atomic_compare_exchange_weak(&pd_profile_run, &before, run | (before & PD_TIMESPAN_TRACED))) {}
 }
