@@ -854,7 +854,7 @@ class Agent:
             error = _C.PeerFailed(f"{lost or f'{self.workers[one].name} (rank {one}) is gone'}: {text}")
             error.rank = one
             self.gone[one] = error
-            if self.members is not None:
+            if self.members is not None and not everybody:  # else there is no place where others could be found
                 self.members.forget(one)
             for answer in [a for a in list(self.answers.values()) if a.to == one]:
                 self._fail(answer, error)
