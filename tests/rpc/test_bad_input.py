@@ -2,7 +2,9 @@
 
 import contextlib
 import gc
+import os
 import resource
+import subprocess
 import sys
 import threading
 import time
@@ -10,7 +12,8 @@ import time
 import pytest
 
 import pydist
-from pydist.distributed import rpc
+from lib.ranks import LONG
+from pydist.distributed import CommTimeout, DistError, autograd, rpc
 from pydist.testing import run_ranks
 
 
@@ -250,3 +253,163 @@ def test_every_allocation_of_a_call_may_fail(at):
             assert failed > 5
 
     pair(body, at, but=("owner_rrefs",) if at == "worker1" else ())
+
+
+@pytest.mark.slow
+def test_worlds_that_do_not_become_whole(tmp_path):
+    """One worker never comes; two have the same rank; a rank is too large. Everybody hears of it, and can begin again."""
+
+    def body(rank):
+        for name in ("PYDIST_CONTROL", "PYDIST_MEETING", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            os.environ.pop(name, None)  # only init_method says where to meet
+        pydist.distributed.barrier()  # the time begins for all
+        rpc.api._JOIN = 3.0
+
+        def init(place, number, world):
+            options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tmp_path}/{place}")
+            rpc.init_rpc(f"worker{rank}", rank=number, world_size=world, rpc_backend_options=options)
+
+        with pytest.raises(CommTimeout, match="rank 3 has not come in time .expected all 4 ranks to call init_rpc"):
+            init("a", rank, 4)
+        with pytest.raises(ValueError, match="rank 7 .expected 0 to 2"):
+            init("b", 7, 3)
+        begin = time.monotonic()
+        with pytest.raises(DistError, match="rank 1 has already joined, as pid|rank 2 has not come in time"):
+            init("c", min(rank, 1), 3)
+        assert time.monotonic() - begin < 20
+        rpc.api._JOIN = 60.0
+        init("d", rank, 3)
+        assert rpc.rpc_sync((rank + 1) % 3, echo, args=(1,)) == 1
+        rpc.shutdown(timeout=20)
+
+    run_ranks(3, body, processes=True)
+
+
+def test_what_the_environment_says(monkeypatch):
+    for value in ("-1", "a", "1e3", "9" * 30, ""):
+        monkeypatch.setenv("PYDIST_RPC_ARENA", value)
+        with pytest.raises(ValueError, match=f"PYDIST_RPC_ARENA is '{value}' .expected a number of MiB"):
+            rpc.init_rpc("alone", rank=0, world_size=1)
+    monkeypatch.delenv("PYDIST_RPC_ARENA")
+    monkeypatch.setenv("PYDIST_RPC_ALLOW", "nothing")
+    with pytest.raises(ValueError, match="rpc.allow"):
+        rpc.init_rpc("alone", rank=0, world_size=1)
+    monkeypatch.delenv("PYDIST_RPC_ALLOW")
+    rpc.init_rpc("alone", rank=0, world_size=1)
+    assert rpc.rpc_sync("alone", echo, args=(1,)) == 1
+    rpc.shutdown()
+
+
+def test_clocks_that_jump():
+    """The time of day changes all the time; limits are measured by the other clock."""
+
+    def body():
+        real, jumps = time.time, iter(range(1, 10**9))
+        time.time = lambda: real() + (-1) ** next(jumps) * 1e6
+        try:
+            assert rpc.rpc_sync("worker1", echo, args=(1,), timeout=20) == 1
+            begin = time.monotonic()
+            with pytest.raises(rpc.RpcTimeout):
+                rpc.rpc_sync("worker1", time.sleep, args=(1,), timeout=0.3)
+            assert time.monotonic() - begin > 0.29
+        finally:
+            time.time = real
+
+    pair(body)
+
+
+OTHER_CLOCK = """
+import os, sys, time
+from pydist.distributed import rpc
+rank = int(sys.argv[1])
+options = rpc.TensorPipeRpcBackendOptions(init_method="file://" + sys.argv[2])
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+there = rpc.rpc_sync(1 - rank, time.monotonic, timeout=20)
+assert abs(there - time.monotonic()) > 1e5, there
+rref = rpc.remote(1 - rank, list, args=((1, 2),))
+assert rref.to_here(timeout=20) == [1, 2]
+try:
+    rpc.rpc_sync(1 - rank, time.sleep, args=(1,), timeout=0.2)
+except rpc.RpcTimeout:
+    rpc.shutdown(timeout=20)
+    print("done")
+"""
+
+
+def test_workers_whose_clocks_differ(tmp_path):
+    """As those of two machines: one has run for a million seconds longer."""
+    way = ["unshare", "--time", "--fork", "--monotonic", "1000000"]
+    if subprocess.run([*way, "true"], capture_output=True).returncode:
+        pytest.skip("no time namespaces here")
+    program = [sys.executable, "-c", OTHER_CLOCK]
+    both = [
+        subprocess.Popen(
+            [*way[: 5 * rank], *program, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    assert [process.communicate(timeout=60)[0] for process in both] == ["done\n"] * 2
+
+
+def test_gradients_of_a_worker_that_has_left():
+    def body(rank):
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+        if rank == 0:
+            with autograd.context() as context_id:
+                x = pydist.ones(3, requires_grad=True)
+                y = rpc.rpc_sync("worker1", pydist.mul, args=(x, 2))
+                rpc.rpc_async("worker1", os._exit, args=(0,))
+                begin = time.monotonic()
+                with pytest.raises(DistError, match="worker1 .rank 1. is gone"):
+                    autograd.backward(context_id, [y.sum()])
+                assert time.monotonic() - begin < 10 and autograd.get_gradients(context_id) == {}
+                autograd.backward(context_id, [(x * x).sum()])
+                assert autograd.get_gradients(context_id)[x].tolist() == [2, 2, 2]
+        rpc.shutdown(timeout=20)
+        return "here"
+
+    found = run_ranks(2, body, processes=True, return_exceptions=True)
+    assert found[0] == "here"
+
+
+def test_changes_after_sending_do_not_change_gradients():
+    """A tensor is changed in place after it was sent: its gradient is that of what was sent."""
+
+    def body():
+        for to in ("worker1", "worker0"):
+            with autograd.context() as context_id:
+                x = pydist.ones(3, requires_grad=True)
+                z = x * 3
+                future = rpc.rpc_async(to, pydist.mul, args=(z, z))
+                z.mul_(5)
+                y = future.wait()
+                assert y.tolist() == [9, 9, 9]
+                autograd.backward(context_id, [y.sum() + z.sum()])
+                assert autograd.get_gradients(context_id)[x].tolist() == [18 + 15] * 3
+
+    pair(body)
+
+
+@pytest.mark.slow
+def test_more_than_four_gibibytes(monkeypatch):
+    """Once through shared memory, once through the socket."""
+    if not LONG:
+        pytest.skip("FULL_LONG is not set")
+    with open("/proc/meminfo") as file:
+        left = int(next(line for line in file if line.startswith("MemAvailable")).split()[1]) << 10
+    if left < 20 << 30:
+        pytest.skip(f"{left >> 30} GiB of memory are left (expected 20)")
+
+    def body():
+        n = (1 << 32) + 4096
+        x = pydist.zeros(n, dtype=pydist.uint8)
+        x[0], x[-1], x[1 << 32] = 1, 2, 3
+        assert rpc.rpc_sync("worker1", ends, args=(x,), timeout=0) == (n, 1, 2, 3)
+
+    for mib in ("8192", "0"):
+        monkeypatch.setenv("PYDIST_RPC_ARENA", mib)
+        pair(body)
+
+
+def ends(x):
+    return x.numel(), x[0].item(), x[-1].item(), x[1 << 32].item()

@@ -81,10 +81,20 @@ static void forget_parents(void) {
         }
 }
 
+/* Waits until the ranks of the server that this process hosts have left, and ends it. */
+static pd_status drain(pd_py_tie *t, double timeout) {
+    pd_control_server *server = t->server;
+    if (!server) return PD_OK;
+    PD_TRY(pd_control_drain(server, timeout, &pd_py_hooks));
+    t->server = NULL;
+    PD_PY_NO_GIL(pd_control_server_free(server));
+    return PD_OK;
+}
+
 static pd_status join(int rank, int world, const char *address, int secret_fd, double timeout, pd_py_tie *t) {
     if (strstr(address, "://")) {
         for (size_t i = 0; i < sizeof ties / sizeof *ties; i++)
-            if (ties[i].server && !ties[i].link)
+            if (ties[i].server && !ties[i].link && drain(&ties[i], timeout))
                 return pd_fail(PD_E_DIST,
                                "comm_init: this process still hosts the control server of an earlier job, whose ranks "
                                "have not left (expected all of them to leave first)");
@@ -137,15 +147,6 @@ pd_status pd_py_tie_to(int rank, int world, const char *address, int secret_fd, 
 }
 
 pd_link *pd_py_tied(const pd_py_tie *t) { return t->link; }
-
-static pd_status drain(pd_py_tie *t, double timeout) {
-    pd_control_server *server = t->server;
-    if (!server) return PD_OK;
-    PD_TRY(pd_control_drain(server, timeout, &pd_py_hooks));
-    t->server = NULL;
-    PD_PY_NO_GIL(pd_control_server_free(server));
-    return PD_OK;
-}
 
 /* After the last user, groups that still use the link fail. */
 pd_status pd_py_untie(pd_py_tie *t, double timeout) {
