@@ -137,6 +137,53 @@ def test_clipping_is_the_cpus(norm):
     assert apart[0].grad.tolist() == apart[1].grad.tolist() and apart[1].grad[0].item() < 0.6
 
 
+@pytest.mark.parametrize("policy", [None, "products", "everything", "to the host"])
+def test_activation_checkpoints_are_the_cpus(policy):
+    from pydist.utils import checkpoint
+
+    keep = {
+        "products": [pydist.ops.aten.mm.default],
+        "everything": lambda *args: checkpoint.CheckpointPolicy.MUST_SAVE,
+        "to the host": lambda *args: checkpoint.CheckpointPolicy.MUST_CPU_OFFLOAD,
+    }.get(policy)
+    more = {} if policy is None else {"context_fn": lambda: checkpoint.create_selective_checkpoint_contexts(keep)}
+
+    def run(device):
+        x = pydist.linspace(-1, 1, 9, device=device).view(3, 3).requires_grad_()
+        y = checkpoint.checkpoint(lambda x: ((x @ x).exp() @ x.t()).sin(), x, use_reentrant=False, **more)
+        y.sum().backward()
+        return [y, x.grad]
+
+    same(run)
+
+
+def test_offloaded_activations_and_modules_made_empty():
+    from pydist.distributed.algorithms._checkpoint.checkpoint_wrapper import offload_wrapper
+
+    def run(device):
+        net = offload_wrapper(nn.Sequential(nn.Linear(3, 4), nn.Tanh())).to(device)
+        for p in net.parameters():
+            nn.init.ones_(p)
+        net(pydist.linspace(-1, 1, 6, device=device).view(2, 3)).sum().backward()
+        return [p.grad for p in net.parameters()]
+
+    same(run)
+    layer = nn.Linear(2, 2, device="meta").to_empty(device="cuda")
+    with pytest.raises(RuntimeError, match="nothing has been written to weight, bias since to_empty"):
+        layer(pydist.ones(1, 2, device="cuda"))
+    layer.reset_parameters()
+    assert layer(pydist.ones(1, 2, device="cuda")).is_cuda
+
+
+def test_norms_over_ranks_and_devices():
+    def norm(rank):
+        parts = [pydist.tensor([3.0], device="cuda")] if rank else [pydist.tensor([4.0])]
+        return nn.utils.get_total_norm(parts, group=pydist.distributed.group.WORLD).item()
+
+    assert pydist.testing.run_ranks(2, norm) == [5.0, 5.0]
+    assert pydist.distributed.init_device_mesh("cuda", (1,)).device_type == "cuda"
+
+
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
 def test_packed_sequences_are_the_cpus(kind):
     def run(device):

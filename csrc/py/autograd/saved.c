@@ -10,9 +10,12 @@ static pd_status call_unpack(void *ctx, void *out) {
     bool mode = pd_grad_mode;
     /* Autocast is off in backward; a context that ends inside the hook would turn it on. */
     pd_autocast_state autocast = pd_autocast;
+    const pd_device *was = pd_device_here;
     pd_status status = PD_OK;
+    pd_device_here = &pd_device_cpu; /* Python's code begins on the host, wherever the node runs */
     pd_py_drain(); /* drops what earlier nodes held, since a whole backward may run without the GIL */
     PyObject *t = PyObject_CallOneArg(PyTuple_GET_ITEM((PyObject *)ctx, 0), PyTuple_GET_ITEM((PyObject *)ctx, 1));
+    pd_device_here = was;
     pd_grad_mode = mode;
     pd_autocast = autocast;
     if (t && !pd_py_is_tensor(t)) {
@@ -32,11 +35,14 @@ static void set(PyObject *pair); /* owns the reference from now on */
 static pd_status call_pack(pd_tensor *t, pd_closure *out) {
     PyGILState_STATE gil = PyGILState_Ensure();
     bool mode = pd_grad_mode;
+    const pd_device *was = pd_device_here;
     PyObject *pair = Py_NewRef(hooks), *given = pd_py_wrap(t), *packed = NULL, *ctx = NULL;
     pd_grad_mode = false; /* what the hook computes is not recorded */
+    pd_device_here = &pd_device_cpu;
     set(NULL);
     if (given) packed = PyObject_CallOneArg(PyTuple_GET_ITEM(pair, 0), given);
     set(pair);
+    pd_device_here = was;
     pd_grad_mode = mode;
     if (packed) ctx = PyTuple_Pack(2, PyTuple_GET_ITEM(pair, 1), packed);
     if (ctx) *out = (pd_closure){.call = call_unpack, .drop = pd_py_drop, .ctx = ctx};

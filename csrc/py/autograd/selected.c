@@ -51,12 +51,15 @@ static pd_status ask(pd_call *c, bool *have) {
     PyGILState_STATE gil = PyGILState_Ensure();
     const bool mode = pd_grad_mode;
     const pd_autocast_state autocast = pd_autocast;
+    const pd_device *was = pd_device_here;
     PyObject *function = Py_NewRef(chooser), *in = tuple_of(c->in, c->nin), *kept = NULL;
     PyObject *out = !in ? NULL : have ? Py_NewRef(Py_None) : tuple_of(c->out, c->nout);
     pd_grad_mode = false;
+    pd_device_here = &pd_device_cpu;
     set(NULL); /* nobody hears of what the function itself computes */
     if (out) kept = PyObject_CallFunction(function, "siOO", c->def->name, c->def->op->visible, in, out);
     set(function);
+    pd_device_here = was;
     pd_grad_mode = mode;
     pd_autocast = autocast;
     pd_status status = kept ? PD_OK : pd_py_caught();
