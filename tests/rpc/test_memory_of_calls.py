@@ -2,6 +2,7 @@
 
 import random
 import resource
+import time
 
 import pytest
 
@@ -98,3 +99,24 @@ def test_nothing_is_held_at_the_end():
         rpc.shutdown(timeout=60)
 
     run_ranks(3, body, processes=True)
+
+
+def down(depth, to, back):
+    return rpc.rpc_sync(to, down, args=(depth - 1, back, to)) if depth else 0
+
+
+def test_threads_of_calls_inside_of_calls_end():
+    def body(rank):
+        options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=2)
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+        if rank == 0:
+            assert rpc.rpc_sync("worker1", down, args=(40, "worker0", "worker1")) == 0
+            assert rpc.stats()["threads"] >= 20
+            end = time.monotonic() + 30
+            while max(rpc.stats()["threads"], rpc.rpc_sync("worker1", rpc.stats)["threads"]) > 4:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            assert rpc.rpc_sync("worker1", down, args=(40, "worker0", "worker1")) == 0
+        rpc.shutdown(timeout=60)
+
+    run_ranks(2, body, processes=True)

@@ -643,11 +643,12 @@ class Agent:
         return getattr(self.options, "num_worker_threads", 16)
 
     def _serve(self):
-        """What a thread of the pool does all its life."""
+        """What a thread of the pool does all its life. It ends where calls that waited have left more than are needed."""
         _here.pool = self
         while not self.closing:
             try:
-                self._serve_once()
+                if not self._serve_once() and self._is_spare():
+                    return
             except Exception:
                 if not self.closing:  # the pool lives on
                     logging.getLogger("pydist.rpc").exception("rpc: a message to %s made no sense", self.me.name)
@@ -656,7 +657,16 @@ class Agent:
             self.idle -= 1
             self.threads.discard(threading.current_thread())
 
+    def _is_spare(self):
+        with self.lock:
+            spare = self.idle > self._limit() and not (self.todo or self.outbox or self.closing)
+            if spare:
+                self.idle -= 1
+                self.threads.discard(threading.current_thread())
+            return spare
+
     def _serve_once(self):
+        """False: nothing has come."""
         job = self._take_job()
         if job is None:
             mails = self.pipes.receive(self._look_at_limits())
@@ -666,7 +676,7 @@ class Agent:
                     self.todo.append(job)
                 job = None
         if job is None and not self.outbox:
-            return
+            return bool(mails)
         room = self._leave_idle()
         try:
             self.flush()
@@ -678,6 +688,7 @@ class Agent:
             job = None
             with self.lock:
                 self.idle += 1
+        return True
 
     def _leave_idle(self):
         """False: no other thread is ready to receive, and there may be no more of them."""
@@ -873,7 +884,7 @@ class Agent:
         ended = RuntimeError(f"rpc: {self.me.name} has shut down (expected calls to end before shutdown)")
         for number in list(self.answers):
             self._complete(number, None, ended)
-        threads = [thread for thread in self.threads if thread is not threading.current_thread()]
+        threads = [thread for thread in list(self.threads) if thread is not threading.current_thread()]
         until = time.monotonic() + _STUCK
         for thread in threads:
             while thread.is_alive() and (thread not in self.runs or time.monotonic() < until):
