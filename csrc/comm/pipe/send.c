@@ -54,6 +54,7 @@ static pd_status connect_once(letter *l) {
     take_time(l);
     PD_TRY(pd_door_dial(l->p, l->to, l->until, &l->out->fd));
     pd_fork_watch_add(&l->out->watch, l->out->fd);
+    memset(&l->p->arena.known[(size_t)l->to * PD_SLABS], 0, PD_SLABS); /* news of them may be lost with the last one */
     return PD_OK;
 }
 
