@@ -16,19 +16,30 @@ from lib.ranks import LONG
 from pydist.distributed import CommTimeout, DistError, autograd, rpc
 from pydist.testing import run_ranks
 
+finished = threading.Event()
 
-def pair(body, *args, but=()):
-    """body(*args) at worker0, while worker1 answers. Afterwards nobody holds anything of the other, `but` for these."""
+
+def pair(body, *args, but=(), host=False):
+    """body(*args) at worker0, while worker1 answers. Afterwards nobody holds anything of the other, `but` for these. host: the
+    place where they meet is in a third process, so nothing that is done to worker0 is done to it."""
 
     def worker(rank, body, args):
-        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
-        if rank == 0:
+        name = f"worker{rank - host}" if rank >= host else "host"
+        rpc.init_rpc(name, rank=rank, world_size=2 + host)
+        if name == "worker0":
             body(*args)
             assert rpc.rpc_sync("worker1", echo, args=(1,)) == 1
             settle(lambda: not held() and not rpc.rpc_sync("worker1", held).keys() - set(but))
-        rpc.shutdown(timeout=100)
+            for other in range(2 + host):
+                rpc.rpc_sync(other, finish)
+        finished.wait()
+        rpc.shutdown(timeout=60)
 
-    run_ranks(2, worker, body, args, processes=True, timeout=120)
+    run_ranks(2 + host, worker, body, args, processes=True, timeout=120)
+
+
+def finish():
+    finished.set()
 
 
 def held():
@@ -253,7 +264,7 @@ def test_every_allocation_of_a_call_may_fail(at):
                 assert call()
             assert failed > 5
 
-    pair(body, at, but=("owner_rrefs",) if at == "worker1" else ())
+    pair(body, at, but=("owner_rrefs",) if at == "worker1" else (), host=True)
 
 
 def fail_once(what, n):
@@ -286,7 +297,7 @@ def test_every_connection_of_a_call_may_break(what, at):
                 assert rpc.rpc_sync("worker1", echo, args=(n,)) == n
         assert failed
 
-    pair(body, what, at)
+    pair(body, what, at, host=True)
 
 
 @pytest.mark.slow
