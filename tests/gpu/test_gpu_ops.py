@@ -156,4 +156,4 @@ def test_none_is_missing_unnoticed():
     rows = re.findall(r"^PD_KERNEL\((\w+), \w+, (\w+),", register.read_text(), re.MULTILINE)
     assert len(rows) > 60
     only_cpu = {name for devices, name in rows if devices == "cpu"}
-    assert only_cpu == {"group_norm", "group_norm_grad", "group_norm_scratch", "exact_squares"}  # made of other ops there
+    assert only_cpu == {"group_norm", "group_norm_grad", "group_norm_scratch", "exact_squares"}  # or an ordered sum

@@ -111,7 +111,11 @@ def exceptions_that_cannot_travel():
                            (NoReduceNoText, ())):  # fmt: skip
             with pytest.raises(kind) as caught:
                 rpc.rpc_sync(to, throw, args=(kind, *args))
-            said = caught.value.args[0] if not issubclass(kind, NoText) else "".join(caught.value.__notes__)
+            said = (
+                caught.value.args[0]
+                if not issubclass(kind, NoText)
+                else "".join(getattr(caught.value, "__notes__", caught.value.args))
+            )
             assert f"name={to}" in said and "in throw" in said
         for kind in (TwoArguments, KeyboardInterrupt, GeneratorExit):
             with pytest.raises(rpc.RemoteError, match=f"(?s)name={to}.*{kind.__name__}"):
