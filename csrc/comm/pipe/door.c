@@ -73,9 +73,11 @@ static pd_status read_door(pd_pipes *p, int rank, int64_t deadline) {
                        p->world);
     PD_TRY(status);
     bool good = bytes == sizeof *p->doors;
+    pthread_mutex_lock(&p->lock); /* two threads may meet a rank at a time */
     if (good) memcpy(&p->doors[rank], data, bytes);
-    pd_free(data);
     p->doors[rank].name[sizeof p->doors->name - 1] = 0;
+    pthread_mutex_unlock(&p->lock);
+    pd_free(data);
     return good ? PD_OK : pd_fail(PD_E_DIST, "pipes: rank %d has another version of pydist", rank);
 }
 
@@ -96,7 +98,10 @@ pd_status pd_door_open(pd_pipes *p, int64_t deadline) {
 }
 
 pd_status pd_pipes_meet(pd_pipes *p, int rank) {
-    return *p->doors[rank].name ? PD_OK : PD_TRAIL(read_door(p, rank, pd_os_now() + PD_PIPE_PATIENCE));
+    pthread_mutex_lock(&p->lock);
+    bool known = *p->doors[rank].name;
+    pthread_mutex_unlock(&p->lock);
+    return known ? PD_OK : PD_TRAIL(read_door(p, rank, pd_os_now() + PD_PIPE_PATIENCE));
 }
 
 /* ---- letting in -------------------------------------------------------------------------------------------------- */

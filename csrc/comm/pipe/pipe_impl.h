@@ -48,6 +48,8 @@ typedef enum pd_pipe_stage {
 typedef struct pd_inlet { /* what one rank sends us */
     atomic_bool taken;  /* a thread has its turn: only that one touches what follows */
     atomic_bool missed; /* somebody wanted the turn meanwhile: who ends it looks again */
+    atomic_bool backlog; /* counted in p->backlogs: messages may lie in the stage, of which epoll knows nothing; written
+                            with the turn, read also without */
     int fd;            /* -1: not connected (any more) */
     atomic_int next;   /* a newer connection of the same rank, read after this one has ended; -1: none */
     pd_fork_watch watch;
@@ -56,7 +58,6 @@ typedef struct pd_inlet { /* what one rank sends us */
     size_t left;
     char *stage_bytes; /* [PD_PIPE_STAGE] received, not taken yet from `begin` on; NULL until there is a connection */
     size_t begin, end;
-    bool backlog;      /* counted in p->backlogs: messages may lie in the stage, of which epoll knows nothing */
     pd_pipe_head head;
     int handle;        /* a descriptor that came with the head */
     pd_pipe_entry *table;
