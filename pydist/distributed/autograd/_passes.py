@@ -198,8 +198,11 @@ class Pass:
                 self._start(rank, messages)
 
     def _start(self, rank, messages, *first):
-        self.done.append(self._request(rank, _start, messages, *first))
-        self.done[-1].add_done_callback(lambda future: future.exception() and self.fail(future.exception()))
+        asked = self._request(rank, _start, messages, *first)
+        self.done.append(asked)
+        asked.add_done_callback(lambda future: future.exception() and self.fail(future.exception()))
+        if self._error is not None:  # abort() may have come before this one was among them
+            self.context.worker.agent._give_up(asked, self._error)
 
     def take(self, message, grads):
         """Gradients of what this worker has sent are here; turn() uses them."""
