@@ -233,6 +233,8 @@ def mixed(rank, path, static_first):
     order.wait("refused")
     if rank < 2:
         assert rpc.rpc_sync(f"worker{1 - rank}", add_all, (1, 2)) == 3
+        order.tell(f"asked {rank}")
+        order.wait("asked 0", "asked 1")  # in an open world nobody waits for others
         rpc.shutdown()
 
 
