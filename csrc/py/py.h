@@ -23,6 +23,8 @@ extern pd_py_state pd_py;
 /* ---- raise.c ---- */
 /* Sets the Python exception of this thread's error record. Returns NULL, for `return pd_py_raise(s)`. */
 PyObject *pd_py_raise(pd_status status);
+/* [new] the exception that is set, which is so no longer. */
+PyObject *pd_py_take_exception(void);
 /* For a callback that has failed in Python: keeps the exception for the pd_py_raise that follows. Returns
    PD_E_PYTHON. */
 pd_status pd_py_caught(void);

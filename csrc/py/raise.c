@@ -11,6 +11,15 @@ pd_status pd_py_caught(void) {
     return pd_fail(PD_E_PYTHON, "a Python callback raised");
 }
 
+PyObject *pd_py_take_exception(void) {
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    PyErr_NormalizeException(&kind, &value, &trace);
+    Py_XDECREF(kind);
+    Py_XDECREF(trace);
+    return value;
+}
+
 static PyObject *classes(pd_status kind) {
     switch (kind) {
 #define PD_STATUS(name, cls) case PD_E_##name: return pd_py.E_##name;

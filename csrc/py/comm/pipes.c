@@ -389,16 +389,6 @@ static bool is_plain(const pd_mail *m) {
            !memcmp(m->body, (uint32_t[]){1}, 4) && n == 8 + row_bytes(((const row *)(m->body + 8))->ndim) + HEAD;
 }
 
-/* [new] the exception that is set. */
-static PyObject *caught(void) {
-    PyObject *kind, *error, *trace;
-    PyErr_Fetch(&kind, &error, &trace);
-    PyErr_NormalizeException(&kind, &error, &trace);
-    Py_XDECREF(kind);
-    Py_XDECREF(trace);
-    return error;
-}
-
 /* [new] (from, kind, id, data, tensors); the data are an exception if the message could not be taken, or makes no
    sense. */
 static PyObject *unpack(pd_pipes *p, pd_mail *m) {
@@ -412,7 +402,7 @@ static PyObject *unpack(pd_pipes *p, pd_mail *m) {
     if (tensors) data = PyBytes_FromStringAndSize(m->body + at, (Py_ssize_t)(m->bytes - at));
     if (!data) {
         Py_XDECREF(tensors);
-        data = caught();
+        data = pd_py_take_exception();
         tensors = PyList_New(0);
     }
     PyObject *all = tensors ? Py_BuildValue("iIKOO", m->from, (unsigned)m->kind, (unsigned long long)m->id, data,
@@ -537,31 +527,27 @@ static PyObject *pipes_resume(PyObject *self, PyObject *rank) {
     Py_RETURN_NONE;
 }
 
-static PyObject *pipes_nudge(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *tell(PyObject *self, void (*what)(pd_pipes *p)) {
     pd_pipes *p = enter(self);
     if (!p) return NULL;
-    pd_pipes_nudge(p);
+    what(p);
     leave(self);
     Py_RETURN_NONE;
+}
+
+static PyObject *pipes_nudge(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return tell(self, pd_pipes_nudge);
 }
 
 static PyObject *pipes_wake(PyObject *self, PyObject *unused) {
     (void)unused;
-    pd_pipes *p = enter(self);
-    if (!p) return NULL;
-    pd_pipes_wake(p);
-    leave(self);
-    Py_RETURN_NONE;
+    return tell(self, pd_pipes_wake);
 }
 
 static PyObject *pipes_stop(PyObject *self, PyObject *unused) {
     (void)unused;
-    pd_pipes *p = enter(self);
-    if (!p) return NULL;
-    pd_pipes_stop(p);
-    leave(self);
-    Py_RETURN_NONE;
+    return tell(self, pd_pipes_stop);
 }
 
 static PyObject *pipes_check(PyObject *self, PyObject *rank) {

@@ -120,12 +120,7 @@ static PyObject *work_exception(PyObject *o, PyObject *unused) {
     pd_status status = look((pd_pywork *)o, &done);
     if (!status) Py_RETURN_NONE;
     pd_py_raise(status);
-    PyObject *kind, *value, *trace;
-    PyErr_Fetch(&kind, &value, &trace);
-    PyErr_NormalizeException(&kind, &value, &trace);
-    Py_XDECREF(kind);
-    Py_XDECREF(trace);
-    return value;
+    return pd_py_take_exception();
 }
 
 static PyObject *work_result(PyObject *o, PyObject *unused) {
