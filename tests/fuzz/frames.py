@@ -9,7 +9,6 @@ messages (bits, ends, lengths, descriptors, verbs, ranks, times), send them in p
 """
 
 import os
-import resource
 import socket
 import struct
 import sys
@@ -20,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import runner
+from runner import descriptors, noise, rss
 
 os.environ.setdefault("PYDIST_LOG", "0")  # servers have much to say
 
@@ -58,20 +58,7 @@ secret_file.flush()
 first_rss = None
 
 
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
-
-
-def rss():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
-
-
 # What is sent.
-
-
-def noise(random, most=300):
-    return random.randbytes(random.randrange(most))
 
 
 def number(random):

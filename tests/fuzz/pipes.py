@@ -17,7 +17,6 @@ import hashlib
 import hmac
 import os
 import queue
-import resource
 import socket
 import struct
 import sys
@@ -26,6 +25,7 @@ import time
 from pathlib import Path
 
 import runner
+from runner import descriptors, noise, rss
 
 os.environ.setdefault("PYDIST_LOG", "0")  # pipes have much to say
 
@@ -54,21 +54,12 @@ def echo(x):
     return x
 
 
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
-
-
 def links():
     return sorted(
         os.readlink(f"/proc/self/fd/{fd}")
         for fd in os.listdir("/proc/self/fd")
         if os.path.lexists(f"/proc/self/fd/{fd}")
     )
-
-
-def rss():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 # The job: a control server, the agent as rank 0, and this side as rank 1.
@@ -236,10 +227,6 @@ def start(random, number):
 
 
 # What is sent.
-
-
-def noise(random, most=300):
-    return random.randbytes(random.randrange(most))
 
 
 def number(random):

@@ -16,6 +16,7 @@ import faulthandler
 import itertools
 import os
 import random
+import resource
 import selectors
 import signal
 import subprocess
@@ -159,3 +160,22 @@ def watch(seconds, seed, jobs):
             print(text, flush=True)
     print(f"{begun} cases from seed {seed} on, {failed} failed", flush=True)
     return failed
+
+
+# ---- for fuzzers that look at their process, and send bytes -----------------------------------------------------------
+
+
+def descriptors():
+    """How many this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def rss():
+    """Bytes of this process's resident memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def noise(random, most=300):
+    """Fewer than `most` random bytes."""
+    return random.randbytes(random.randrange(most))
