@@ -1,11 +1,8 @@
 """S12: Conv2D adds its bias, and applies relu, while the output is made. Keras' own layer goes over the output again for
 each of them."""
 
-import pydist
+from pydist.keras._shortcuts import TENSORS
 from pydist.nn import functional as F
-from pydist.nn.parameter import Parameter
-
-_TENSORS = {pydist.Tensor, Parameter}
 
 
 def _with_bias(module):
@@ -17,7 +14,7 @@ def _with_bias(module):
     as_channels_last = getattr(nn, "_maybe_convert_to_channels_last", lambda tensor: tensor)  # before Keras 3.14
 
     def call(self, inputs):
-        simple = self.use_bias and self.rank == 2 and type(self).convolution_op is their_op and type(inputs) in _TENSORS
+        simple = self.use_bias and self.rank == 2 and type(self).convolution_op is their_op and type(inputs) in TENSORS
         if not simple:
             return their_call(self, inputs)
         kernel, bias = nn.convert_to_tensor(self.kernel), nn.convert_to_tensor(self.bias)

@@ -7,7 +7,7 @@ import pydist
 from pydist.nn.parameter import Parameter
 
 _PLAIN = {bool, int, float, str, type(None)}
-_TENSORS = {pydist.Tensor, Parameter}
+TENSORS = {pydist.Tensor, Parameter}
 
 
 def _standardize_dtype(module):
@@ -39,7 +39,7 @@ def _convert(module):
     def convert_to_tensor(x, dtype=None, sparse=None, ragged=None):
         if type(x) is Variable:
             x = x.value
-        if type(x) not in _TENSORS or sparse or ragged or getattr(here, "torch_device", None) or not x.is_cpu:
+        if type(x) not in TENSORS or sparse or ragged or getattr(here, "torch_device", None) or not x.is_cpu:
             return their_convert(x, dtype, sparse, ragged)
         return x if dtype is None else x.to(to_dtype(dtype))
 
