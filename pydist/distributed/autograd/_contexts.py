@@ -215,6 +215,7 @@ class DistAutogradContext:
     def unsend(self, message):
         with self.lock:
             self.sends.pop(message, None)
+            self._receivers.pop(message, None)
 
     # ---- passes
 
@@ -277,6 +278,7 @@ class DistAutogradContext:
             known, current = self.known, self.current
             held = self.sends, self.recvs, self.grads, self._before
             self.sends, self.recvs, self.known, self.grads, self._before = {}, {}, set(), {}, (0, {})
+            self._receivers = {}
             self.current, self.ended = None, True
         if current is not None:
             current.fail(error)
