@@ -1,6 +1,6 @@
 """Builds pydist._C: every C file under csrc, csrc/kernels/cpu once per instruction set.
 
-Environment: PYDIST_WERROR=1 (warnings are errors), PYDIST_BUILD=debug, PYDIST_SANITIZE=address|undefined|thread,
+Environment: PYDIST_WERROR=1 (warnings are errors), PYDIST_BUILD=debug, PYDIST_SANITIZE=address|undefined|address,undefined|thread,
 ONEDNN_ROOT (its include/ has oneDNN's headers), PYDIST_CUDA=1|0 (pydist/_cuda.so is made or not; else where nvcc and a
 driver are both there), CUDA_ARCH (the GPUs that it is for, such as 90a or 80,90a; else all of CUDA_ARCHS). Files are compiled in parallel, and again only when their command,
 their source or a header that they include has changed: a rebuild in a checkout costs what changed.
@@ -53,8 +53,8 @@ def has_openmp(compiler):
 
 def mode_flags(openmp):
     """The flags of this kind of build, for compiling and for linking."""
-    if SANITIZE not in ("", "address", "undefined", "thread"):
-        sys.exit(f"PYDIST_SANITIZE={SANITIZE}: expected address, undefined or thread")
+    if SANITIZE not in ("", "address", "undefined", "address,undefined", "thread"):
+        sys.exit(f"PYDIST_SANITIZE={SANITIZE}: expected address, undefined, both with a comma, or thread")
     if SANITIZE:
         compiling = ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}"]
         linking = [f"-fsanitize={SANITIZE}"]

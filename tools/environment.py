@@ -82,7 +82,7 @@ OTHERS = {
     },
     "When pydist is built": {
         "PYDIST_BUILD": "debug: without optimization, with assertions",
-        "PYDIST_SANITIZE": "address, undefined or thread: a build for that sanitizer",
+        "PYDIST_SANITIZE": "address, undefined, both (`address,undefined`), or thread: a build for these sanitizers",
         "PYDIST_WERROR": "1: warnings are errors",
         "PYDIST_CUDA": "1: builds the CUDA kernels, 0: does not; default: where there are nvcc and a driver",
         "PYDIST_MPI": "1: an error where the MPI part cannot be built, 0: does not build it; default: where there is mpicc",
