@@ -95,9 +95,10 @@ class _Closure:
 
     def run(self, strategy, worker, number):
         self.worker = worker
-        args, kwargs = tree_map(lambda leaf: leaf.on(worker) if isinstance(leaf, PerWorkerValues) else leaf,
-                                (self.args, self.kwargs))  # fmt: skip
         with self.inherited.entered(number, number), _entered(strategy, self, list(closures)):
+            args, kwargs = tree_map(
+                lambda leaf: leaf.on(worker) if isinstance(leaf, PerWorkerValues) else leaf, (self.args, self.kwargs)
+            )
             return self.fn(*args, **kwargs)
 
 

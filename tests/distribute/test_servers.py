@@ -50,9 +50,17 @@ def test_each_worker_has_its_own_data(cluster):
         )
 
     iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
-    results = [coordinator.schedule(next, (iterator,)) for _ in range(20)]
+    both = threading.Barrier(2)  # each worker makes its own
+
+    def take(iterator, first):
+        if first:
+            both.wait(10)
+        return next(iterator)
+
+    results = [coordinator.schedule(take, (iterator, k < 2)) for k in range(20)]
     seen = coordinator.fetch(results)
     for worker in (0, 1):
+        assert any(index == worker for index, i in seen)
         mine = [i for index, i in seen if index == worker]
         assert sorted(mine) == list(range(len(mine)))
     with pytest.raises(TypeError, match="outside a function of schedule"):
