@@ -20,11 +20,13 @@ uint64_t pd_engine_current(bool *some) {
 }
 
 pd_status pd_engine_at_end(pd_closure c) {
-    if (!current)
+    pd_run *r = current;
+    while (r && r->outer) r = r->outer;
+    if (!r)
         return pd_fail(PD_E_RUNTIME,
                        "backward: no backward is running in this thread (expected a call from within backward)");
-    PD_TRY(pd_grow(&current->at_end, &current->cap_at_end, current->nat_end + 1, sizeof c, "backward"));
-    current->at_end[current->nat_end++] = c;
+    PD_TRY(pd_grow(&r->at_end, &r->cap_at_end, r->nat_end + 1, sizeof c, "backward"));
+    r->at_end[r->nat_end++] = c;
     return PD_OK;
 }
 

@@ -37,7 +37,8 @@ typedef struct pd_backward {
 
 pd_status pd_engine_run(const pd_backward *b);
 
-/* Calls c at the end of the backward that this thread is in, if it succeeds; several are called in order. */
+/* Calls c at the end of the outermost backward that this thread is in (a checkpoint's runs inside of another one), if
+   it succeeds; several are called in order. */
 pd_status pd_engine_at_end(pd_closure c);
 /* The number of the innermost backward of this thread; 0: none. *some: whether it is for the gradients of some inputs
    only. */

@@ -16,6 +16,7 @@ from lib.processes import all_end, is_alive, within
 from pydist import _C, nn
 from pydist.distributed import threads
 from pydist.nn.parallel import DistributedDataParallel
+from pydist.utils.checkpoint import checkpoint
 
 STEPS = 20
 
@@ -354,6 +355,33 @@ def test_several_forwards_before_one_backward():
     ((loss(model, 1) + loss(model, 2)) / 2).backward()
     a, b = threads.run(work, 2)
     assert difference(a, b) == 0 and difference(a, [p.grad for p in model.parameters()]) < 1e-9
+
+
+@pytest.mark.parametrize("cap", [None, 0.0005])
+def test_a_checkpoint_that_runs_a_backward_inside(cap):
+    """use_reentrant=True: the inner backward ends before gradients of earlier layers are there."""
+
+    class Again(nn.Module):
+        def __init__(self, layer, reentrant):
+            super().__init__()
+            self.layer, self.reentrant = layer, reentrant
+
+        def forward(self, x):
+            if self.reentrant is None:
+                return self.layer(x)
+            return checkpoint(self.layer, x, use_reentrant=self.reentrant)
+
+    def work(rank, reentrant):
+        inner = net()
+        middle = nn.Sequential(inner[0], Again(inner[1:3], reentrant), Again(inner[3:], reentrant))
+        return train(DistributedDataParallel(middle, bucket_cap_mb=cap), rank, 2)
+
+    plain = threads.run(lambda rank: work(rank, None), 2)
+    for reentrant in (False, True):
+        for (losses, params), (a, b) in zip(
+            plain, threads.run(lambda rank, how=reentrant: work(rank, how), 2), strict=True
+        ):
+            assert losses == a and all(map(pydist.equal, params, b))
 
 
 def test_two_backwards_after_two_forwards():
