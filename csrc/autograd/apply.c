@@ -9,6 +9,7 @@
 
 pd_dtype pd_default_dtype = PD_F32;
 _Thread_local pd_status (*pd_selecting)(pd_call *c, bool *have);
+_Thread_local bool pd_parts_are_plain;
 
 /* ---- promotion --------------------------------------------------------------------------------------------------- */
 
@@ -130,6 +131,40 @@ pd_status pd_check_writable(const char *op, const pd_tensor *t) {
     return PD_OK;
 }
 
+/* ---- parts of spread tensors ------------------------------------------------------------------------------------- */
+
+static pd_spread *find_spread(pd_tensor *const *in, int nin) {
+    for (int i = 0; i < nin; i++)
+        if (in[i] && in[i]->spread) return pd_parts_are_plain ? NULL : in[i]->spread;
+    return NULL;
+}
+
+/* Whether the op can run on parts with the spread s, after infer. */
+static pd_status check_parts(const pd_call *c, const pd_spread *s) {
+    const char *op = c->def->name;
+    if (!c->each)
+        return pd_fail(PD_E_NOTIMPL,
+                       "%s: got a DTensor, which takes part in elementwise ops only (expected to_local() or "
+                       "full_tensor())",
+                       op);
+    for (int i = 0; i < c->nin; i++)
+        if (c->in[i] && c->in[i]->spread != s && (c->in[i]->spread || c->in[i]->ndim))
+            return pd_fail(PD_E_RUNTIME, "%s: got mixed torch.Tensor and DTensor: input %d is %s (expected DTensors of "
+                           "one mesh, placements and shape, or numbers)",
+                           op, i, c->in[i]->spread ? "another DTensor" : "a plain tensor");
+    return PD_OK;
+}
+
+/* `status` is infer's. */
+static pd_status spread_results(pd_call *c, pd_status status) {
+    pd_spread *s = find_spread(c->in, c->nin);
+    if (!s) return status;
+    PD_TRY(check_parts(c, s));
+    if (status) return status;
+    for (int i = 0; i < c->nout; i++) pd_tensor_set_spread(c->out[i], s);
+    return PD_OK;
+}
+
 /* ---- one call ---------------------------------------------------------------------------------------------------- */
 
 static double work_of(const pd_call *c) {
@@ -243,7 +278,7 @@ static pd_status place(pd_tensor *t, pd_tensor *to) {
 static pd_status make_outputs(pd_call *c, bool *have) {
     const pd_op *op = c->def->op;
     for (int i = 0; i < c->nout; i++) PD_TRY(pd_tensor_shell(&c->out[i]));
-    PD_TRY(op->infer(c));
+    PD_TRY(spread_results(c, op->infer(c)));
     if (pd_selecting && op->kernel) PD_TRY(pd_selecting(c, have));
     for (int i = 0; i < c->nout; i++)
         if (!c->out[i]->storage) PD_TRY(place(c->out[i], i ? NULL : c->destination));
@@ -296,6 +331,8 @@ static pd_status run_here(pd_call *c) {
         bool mode = pd_grad_mode;
         pd_grad_mode = mode && !(op->vjp || op->vjp_fast); /* the op's own gradient replaces that of its parts */
         status = op->compose(c);
+        if ((status == PD_E_SHAPE || status == PD_E_DIM) && find_spread(c->in, c->nin)) /* sizes of parts say nothing */
+            status = check_parts(c, find_spread(c->in, c->nin));
         pd_grad_mode = mode;
     } else {
         status = make_outputs(c, &have);
@@ -416,6 +453,11 @@ static pd_status check_into(const pd_call *c, const pd_tensor *into, bool inplac
     if (!pd_tensor_same_shape(o, into))
         return pd_fail(PD_E_SHAPE, "%s%s: the result has shape %s, the output tensor %s (expected equal shapes)",
                        c->def->name, inplace ? "_" : " (out=)", pd_tensor_shape(o), pd_tensor_shape(into));
+    if (o->spread != into->spread && !pd_parts_are_plain)
+        return pd_fail(PD_E_RUNTIME,
+                       "%s (out=): got mixed torch.Tensor and DTensor: the result is %s (expected the same of the "
+                       "output tensor)",
+                       c->def->name, o->spread ? "a DTensor" : "a plain tensor");
     pd_category from = pd_dtype_category((pd_dtype)o->dtype), to = pd_dtype_category((pd_dtype)into->dtype);
     if (from > to)
         return pd_fail(
@@ -448,7 +490,7 @@ static pd_status run_into_here(const pd_def *def, pd_tensor **in, int nin, const
     PD_TRY(check_complex(def, in, nin));
     PD_TRY(pd_tensor_shell(&shell));
     c.out[0] = shell;
-    pd_status status = op->infer(&c);
+    pd_status status = spread_results(&c, op->infer(&c));
     PD_THEN(check_into(&c, into, inplace));
     if (status) goto done;
     bool direct = shell->dtype == into->dtype && !partly_overlaps(in, nin, into) &&

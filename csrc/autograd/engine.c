@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "autograd/apply.h"
 #include "autograd/autocast.h"
 #include "autograd/beside.h"
 #include "autograd/engine_impl.h"
@@ -292,14 +293,15 @@ static pd_status add_captures(pd_run *r) {
 }
 
 /* The modes of a thread, which a run changes and puts back. */
-typedef struct modes { bool grad, inference; pd_autocast_state autocast; } modes;
+typedef struct modes { bool grad, inference, plain; pd_autocast_state autocast; } modes;
 
 static modes attach(pd_run *r) {
-    modes was = {pd_grad_mode, pd_inference_mode, pd_autocast};
+    modes was = {pd_grad_mode, pd_inference_mode, pd_parts_are_plain, pd_autocast};
     r->outer = current;
     current = r;
     pd_grad_mode = r->b->create_graph;
     pd_autocast.dtype = PD_NO_DTYPE; /* gradients have the dtypes that the forward chose */
+    pd_parts_are_plain = true; /* a leaf's gradient gets the leaf's spread in the end */
     pd_inference_mode = false; /* gradients are normal tensors, even if backward is called in inference mode */
     pd_hooks_running++;
     return was;
@@ -309,6 +311,7 @@ static void detach(pd_run *r, modes was) {
     pd_hooks_running--;
     pd_grad_mode = was.grad;
     pd_inference_mode = was.inference;
+    pd_parts_are_plain = was.plain;
     pd_autocast = was.autocast;
     current = r->outer;
 }

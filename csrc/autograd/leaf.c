@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "autograd/apply.h"
 #include "autograd/engine_impl.h"
 
 /* Locks for leaves, by address, held while a gradient is added to .grad in place. */
@@ -84,7 +85,8 @@ static pd_status check_gradient(const char *what, const pd_tensor *t, const pd_t
 }
 
 /* .grad += g, under the leaf's lock, so no Python code may run here. The caller releases *old after the lock. */
-static pd_status add_to_grad(pd_meta *m, pd_tensor *g, pd_tensor **old) {
+static pd_status add_to_grad(pd_tensor *leaf, pd_tensor *g, pd_tensor **old) {
+    pd_meta *m = leaf->meta;
     for (;;) { /* again if a .grad = ... of Python was faster */
         pd_tensor *t = NULL;
         if ((*old = pd_meta_grad(m))) {
@@ -92,6 +94,7 @@ static pd_status add_to_grad(pd_meta *m, pd_tensor *g, pd_tensor **old) {
             return pd_engine.add_into(*old, g);
         }
         PD_TRY(first_grad(m, g, &t));
+        if (leaf->spread != t->spread) pd_tensor_set_spread(t, leaf->spread);
         if (pd_meta_swap_grad(m, NULL, t)) return PD_OK;
         pd_tensor_release(t);
     }
@@ -127,9 +130,15 @@ pd_status pd_leaf_accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
     if (create_graph) return record_to_grad(m, g);
     pthread_mutex_t *lock = &leaf_locks[((uintptr_t)leaf >> 6) % LEAF_LOCKS];
     pd_host_lock(lock);
-    pd_status status = add_to_grad(m, g, &old);
+    pd_status status = add_to_grad(leaf, g, &old);
     pthread_mutex_unlock(lock);
     pd_tensor_release(old); /* may be the last reference, and then run Python code */
+    return status;
+}
+
+static pd_status call_hooks_after(pd_tensor *leaf, pd_tensor *g) {
+    pd_status status = call_leaf_hooks(leaf, PD_HOOK_POST, leaf);
+    if (g && !status) status = call_leaf_hooks(leaf, PD_HOOK_LEAF, g);
     return status;
 }
 
@@ -163,8 +172,7 @@ pd_status pd_run_finish_leaf(pd_run *r, entry *e) {
     pd_tensor *g = has_leaf_hooks(leaf) ? e->one : NULL;
     if (!g) pd_tensor_release(e->one);
     e->one = NULL;
-    pd_status status = call_leaf_hooks(leaf, PD_HOOK_POST, leaf);
-    if (g && !status) status = call_leaf_hooks(leaf, PD_HOOK_LEAF, g);
+    pd_status status = call_hooks_after(leaf, g);
     pd_tensor_release(g);
     return status ? status : call_leaf_hooks(leaf, PD_HOOK_READY, leaf);
 }

@@ -114,6 +114,7 @@ typedef struct pd_call {
     int nin, nout;
     pd_tensor *destination; /* [borrowed] where output 0, a gradient, should be made; NULL: anywhere */
     bool wants; /* the call will be recorded, so a compose that has its own gradient may prepare it */
+    bool each;  /* set by infer: each element of the output depends on one place of the inputs only */
     void *scratch;
 } pd_call;
 

@@ -31,6 +31,7 @@ static pd_status clone_infer(pd_call *c) {
     const pd_tensor *x = c->in[0];
     int64_t layout = c->attrs ? *(const int64_t *)c->attrs : PD_FORMAT_KEEP;
     if (layout == PD_FORMAT_KEEP) return pd_infer_elementwise(c, (pd_dtype)x->dtype);
+    c->each = true;
     PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
     if (layout == PD_FORMAT_CONTIGUOUS) return PD_OK;
     const int ndim = layout == PD_FORMAT_CHANNELS_LAST ? 4 : 5;
@@ -58,6 +59,7 @@ static pd_status copy_infer(pd_call *c) {
         return pd_fail(PD_E_SHAPE,
                        "copy_: src has shape %s, which does not broadcast to this tensor's shape (expected %s)",
                        pd_tensor_shape(c->in[1]), pd_tensor_shape(c->in[0]));
+    c->each = true;
     return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]);
 }
 
@@ -83,6 +85,7 @@ const pd_op pd_op_copy = {
 
 static pd_status fill_infer(pd_call *c) {
     PD_TRY(pd_scalar_fits("fill_", c->attrs, (pd_dtype)c->in[0]->dtype));
+    c->each = true;
     return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]);
 }
 

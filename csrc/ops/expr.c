@@ -151,7 +151,7 @@ pd_status pd_sum_to(pd_tensor *t, int ndim, const int64_t *size, pd_tensor **out
 
 pd_status pd_infer_elementwise(pd_call *c, pd_dtype dtype) {
     pd_tensor *o = c->out[0], *first = NULL;
-    bool same = true;
+    bool same = c->each = true;
     for (int i = 0; i < c->nin; i++)
         if (c->in[i]) {
             if (!first) first = c->in[i];

@@ -51,9 +51,11 @@ static pd_status write_to(pd_tensor *to, pd_tensor *from) {
 }
 
 static pd_status copy_into(pd_tensor *to, pd_tensor *from) {
-    bool mode = pd_grad_mode;
+    bool mode = pd_grad_mode, plain = pd_parts_are_plain;
     pd_grad_mode = false;
+    pd_parts_are_plain = true;
     pd_status status = write_to(to, from);
+    pd_parts_are_plain = plain;
     pd_grad_mode = mode;
     return status;
 }

@@ -212,6 +212,7 @@ int pd_py_add_numpy(PyObject *module);
 int pd_py_add_buffer(PyObject *module);
 int pd_py_add_dlpack(PyObject *module);
 int pd_py_add_storage(PyObject *module);
+int pd_py_add_spread(PyObject *module);
 int pd_py_add_unpickle(PyObject *module);
 int pd_py_add_resources(PyObject *module); /* info.c: threads and memory */
 int pd_py_add_info(PyObject *module);

@@ -120,8 +120,8 @@ int64_t pd_storage_live(void) { return live; }
 
 /* ---- writers and borrowers ---- */
 
-pd_status pd_storage_refuse_write(const char *op, const pd_storage *s) {
-    (void)s;
+pd_status pd_storage_ask(const char *op, const pd_storage *s) {
+    if (s->guard) return s->guard->before(s->guard, op);
     return pd_fail(PD_E_RUNTIME,
                    "%s: the tensor is over read-only memory of another library (expected a copy: clone())", op);
 }

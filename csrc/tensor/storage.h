@@ -18,6 +18,11 @@
 /* Who a storage is lent to. */
 typedef enum pd_borrower { PD_LENT_ARRAY, PD_LENT_DLPACK, PD_LENT_COLLECTIVE, PD_BORROWERS } pd_borrower;
 
+/* Asked before every write of a storage that has one: shards and wholes of parallel/unit.h. */
+typedef struct pd_guard {
+    pd_status (*before)(struct pd_guard *g, const char *op);
+} pd_guard;
+
 typedef struct pd_storage {
     atomic_int_fast64_t refs;
     void *data;
@@ -29,6 +34,7 @@ typedef struct pd_storage {
     bool inference;            /* made in inference mode: has no version, so backward must not save it */
     bool read_only;            /* external memory, lent to us for reading: in-place ops raise */
     bool exposed;              /* somebody has asked for the address: data_ptr() */
+    pd_guard *guard;           /* [borrowed] NULL: nobody asks */
     bool blank;                /* made by Module.to_empty: what it holds means nothing until it is written */
     void (*drop)(void *ctx);   /* external memory: called in the place of freeing data */
     void *ctx;
@@ -50,10 +56,10 @@ pd_status pd_storage_open(int fd, size_t bytes, pd_storage **out);
 static inline void pd_storage_retain(pd_storage *s) { atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed); }
 void pd_storage_release(pd_storage *s);
 
-/* The check before every write. PD_E_RUNTIME: s is read-only. */
-pd_status pd_storage_refuse_write(const char *op, const pd_storage *s);
+/* The check before every write. PD_E_RUNTIME: s is read-only, or its guard refuses. */
+pd_status pd_storage_ask(const char *op, const pd_storage *s);
 static inline pd_status pd_storage_before_write(const char *op, const pd_storage *s) {
-    return s->read_only ? pd_storage_refuse_write(op, s) : PD_OK;
+    return s->read_only || s->guard ? pd_storage_ask(op, s) : PD_OK;
 }
 
 /* Begins a loan: retains s and counts the loan until any thread gives it back. written: the borrower may write to
@@ -69,7 +75,7 @@ static inline bool pd_storage_is_private(const pd_storage *s) {
 }
 /* Whether nobody can have written what to_empty made. */
 static inline bool pd_storage_is_blank(const pd_storage *s) {
-    return s->blank && !s->writes && !s->exposed && pd_storage_is_private(s);
+    return s->blank && !s->writes && !s->exposed && (s->guard ? !pd_storage_is_lent(s) : pd_storage_is_private(s));
 }
 /* The check before the bytes are freed or moved. PD_E_RUNTIME: they are lent, and to whom. */
 pd_status pd_storage_may_move(const char *op, const pd_storage *s);

@@ -16,6 +16,7 @@ pd_status pd_tensor_shell(pd_tensor **out) {
     t->storage = NULL;
     t->version = NULL;
     t->base = NULL;
+    t->spread = NULL;
     t->meta = NULL;
     t->wrapper = NULL;
     atomic_init(&t->wrapper_owned, false);
@@ -87,6 +88,7 @@ pd_status pd_tensor_alias(const pd_tensor *t, bool own_version, pd_tensor **out)
         return PD_TRAIL(status);
     }
     copy_geometry(a, t);
+    if (t->spread) pd_spread_retain(a->spread = t->spread);
     if (own_version) {
         a->storage = t->storage;
         pd_storage_retain(a->storage);
@@ -96,6 +98,13 @@ pd_status pd_tensor_alias(const pd_tensor *t, bool own_version, pd_tensor **out)
     }
     *out = a;
     return PD_OK;
+}
+
+void pd_tensor_set_spread(pd_tensor *t, pd_spread *of) {
+    pd_spread *was = t->spread;
+    if (of) pd_spread_retain(of);
+    t->spread = of;
+    pd_spread_release(was);
 }
 
 void pd_tensor_let_go(pd_tensor *const *held, int n) {
@@ -135,6 +144,7 @@ void pd_tensor_release(pd_tensor *t) {
     if (t->meta) pd_tensor_drop_meta(t->meta);
     if (t->version && atomic_fetch_sub_explicit(&t->version->refs, 1, memory_order_acq_rel) == 1) pd_free(t->version);
     pd_storage_release(t->storage);
+    pd_spread_release(t->spread);
     pd_tensor *base = t->base; /* a base has no base: at most one level deep */
     pd_free(t);
     pd_tensor_release(base);

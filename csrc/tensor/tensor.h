@@ -8,6 +8,7 @@
 
 #include "base/dtype.h"
 #include "tensor/shape.h"
+#include "tensor/spread.h"
 #include "tensor/storage.h"
 
 typedef struct pd_version {
@@ -25,6 +26,7 @@ typedef struct pd_tensor {
     pd_storage *storage;
     pd_version *version;      /* NULL: the storage's counter */
     struct pd_tensor *base;   /* [strong] NULL unless this is a view */
+    pd_spread *spread;        /* [strong] what it is this rank's part of; NULL: a plain tensor */
     struct pd_meta *meta;     /* autograd/tape.h, NULL where there is nothing to say */
     void *wrapper;            /* py/tensor/tensor.c: the Python object, if there is one */
     atomic_bool wrapper_owned; /* true: this tensor keeps the wrapper alive; false: the other way round */
@@ -40,8 +42,10 @@ typedef struct pd_tensor {
 pd_status pd_tensor_shell(pd_tensor **out);
 /* [new] contiguous, uninitialised, on pd_device_here. */
 pd_status pd_tensor_new(const char *op, pd_dtype dtype, int ndim, const int64_t *size, pd_tensor **out);
-/* [new] a tensor of the same storage and geometry without autograd: detach(), or with own_version `.data`. */
+/* [new] a tensor of the same storage, geometry and spread without autograd: detach(), or with own_version `.data`. */
 pd_status pd_tensor_alias(const pd_tensor *t, bool own_version, pd_tensor **out);
+/* From now on t is a part of what `of` is a part of (NULL: of nothing). */
+void pd_tensor_set_spread(pd_tensor *t, pd_spread *of);
 /* Gives the shell `out` a storage: new memory for its dtype, numel and (dense) strides, or the memory of `of`, whose
    view it becomes. */
 pd_status pd_tensor_allocate(pd_tensor *out);

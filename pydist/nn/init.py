@@ -1,5 +1,6 @@
 """Initial values. Each function fills its tensor in place, without a record in autograd, and returns it."""
 
+import functools
 import math
 import warnings
 
@@ -34,6 +35,20 @@ def _fill(method, tensor, *args, generator=None):
         if generator is None:
             return getattr(tensor, method)(*args)
         return getattr(tensor, method)(*args, generator=generator)
+
+
+def _on_wholes(init):
+    """Of a DTensor the whole is filled, and each rank takes its part."""
+
+    @functools.wraps(init)
+    def fill(tensor, *args, **kwargs):
+        if _C.spread_of(tensor) is None:
+            return init(tensor, *args, **kwargs)
+        whole = init(_C.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device), *args, **kwargs)
+        with no_grad():
+            return tensor.copy_(whole)
+
+    return fill
 
 
 def uniform_(tensor, a=0.0, b=1.0, generator=None):
@@ -113,6 +128,7 @@ def kaiming_normal_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", gener
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 
 
+@_on_wholes
 def trunc_normal_(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0, generator=None):
     """Fills the tensor from N(mean, std^2); values outside [a, b] are drawn again. Raises ValueError if [a, b] holds
     less than 1e-3 of the distribution."""
@@ -132,6 +148,7 @@ def trunc_normal_(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0, generator=None):
     return tensor
 
 
+@_on_wholes
 def eye_(tensor):
     """Fills a 2-dim tensor with the identity matrix, cut or padded with zeros. Raises ValueError for other tensors."""
     if tensor.dim() != 2:
@@ -143,6 +160,7 @@ def eye_(tensor):
         )
 
 
+@_on_wholes
 def dirac_(tensor, groups=1):
     """Fills the weight of a convolution so that it passes as many channels of each group unchanged as there are. Raises
     ValueError unless the tensor has 3 to 5 dims and groups divides the first size."""
@@ -160,6 +178,7 @@ def dirac_(tensor, groups=1):
     return tensor
 
 
+@_on_wholes
 def orthogonal_(tensor, gain=1, generator=None):
     """Fills the tensor with gain times a random (semi-)orthogonal matrix [first size, all others] (Saxe et al., 2014).
     Raises ValueError for fewer than 2 dims."""
@@ -181,6 +200,7 @@ def orthogonal_(tensor, gain=1, generator=None):
         return tensor.copy_(_C.from_numpy(np.ascontiguousarray(q)).reshape(tensor.shape) * gain)
 
 
+@_on_wholes
 def sparse_(tensor, sparsity, std=0.01, generator=None):
     """Fills [rows, columns] from N(0, std^2) and sets the share `sparsity` of each column, rounded up, to 0 (Martens,
     2010). Raises ValueError unless the tensor has 2 dims."""

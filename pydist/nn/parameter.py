@@ -1,6 +1,18 @@
 """Parameter: a tensor that a Module registers when it is assigned to an attribute."""
 
+from functools import cache
+
 from pydist import _C
+
+
+@cache
+def _of_parts(cls, part):
+    """The class of a parameter that is spread over ranks: a `cls`, and a `part` (DTensor)."""
+
+    def reduce(self, protocol):
+        return cls, (self.detach(), self.requires_grad)
+
+    return type(part.__name__ + cls.__name__, (part, cls), {"__module__": cls.__module__, "__reduce_ex__": reduce})
 
 
 class Parameter(_C.Tensor):
@@ -19,6 +31,10 @@ class Parameter(_C.Tensor):
             data = _C.empty(0)
         elif not isinstance(data, _C.Tensor):
             raise TypeError(f"Parameter: data is {type(data).__name__} (expected a Tensor)")
+        if _C.spread_of(data) is not None:
+            part = next(base for base in type(data).__mro__ if not issubclass(base, Parameter))
+            if not issubclass(cls, part):
+                cls = _of_parts(cls, part)
         return _C.Tensor._make_subclass(cls, data.detach(), requires_grad)
 
     def __deepcopy__(self, memo):

@@ -245,6 +245,7 @@ static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const do
     if (!c.device) c.device = x->storage->device;
     pd_scalar number = {.d = value ? *value : 0, .i = value ? (int64_t)*value : 0, .cat = PD_CAT_INT};
     if (!made_there(&c, x->ndim, x->size, stride, &t, &was)) return NULL;
+    if (x->spread && !pd_parts_are_plain) pd_tensor_set_spread(t, x->spread);
     if (value) pd_fill(t, &number);
     else c.draw.kind = NOTHING;
     return filled(t, &c, was);

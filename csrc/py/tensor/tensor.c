@@ -33,7 +33,7 @@ static PyObject *new_wrapper(PyTypeObject *type, pd_tensor *t) {
 
 PyObject *pd_py_wrap(pd_tensor *t) {
     if (!t) Py_RETURN_NONE;
-    if (!t->wrapper) return new_wrapper((PyTypeObject *)pd_py.Tensor, t);
+    if (!t->wrapper) return new_wrapper((PyTypeObject *)(t->spread && pd_py.Part ? pd_py.Part : pd_py.Tensor), t);
     PyObject *self = t->wrapper;
     if (!t->wrapper_owned) return Py_NewRef(self);
     pd_tensor_retain(t); /* the caller gets the tensor's reference to the wrapper */

@@ -1,0 +1,133 @@
+/* Parts of spread tensors (tensor/spread.h): what distributed.tensor needs to make its DTensors of them. */
+#include "py/py.h"
+
+/* The base class of descriptions. Python makes one object for equal ones, and its subclass says what they are. */
+typedef struct {
+    PyObject_HEAD
+    pd_spread spread;
+} pyspread;
+
+#define OF(s) ((PyObject *)((char *)(s) - offsetof(pyspread, spread)))
+
+static void unused(pd_spread *s) { pd_py_drop(OF(s)); }
+
+static PyObject *spread_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    (void)args, (void)kwargs;
+    pyspread *self = (pyspread *)type->tp_alloc(type, 0);
+    if (self) self->spread.unused = unused;
+    return (PyObject *)self;
+}
+
+/* t gets the spread of `of`, which lives as long as a tensor has it. */
+static void put(pd_tensor *t, PyObject *of) {
+    pd_spread *s = &((pyspread *)of)->spread, *was = t->spread;
+    if (atomic_fetch_add(&s->users, 1) == 0) Py_INCREF(of);
+    t->spread = s;
+    pd_spread_release(was);
+}
+
+static bool expect(PyObject *o, const char *op) {
+    if (PyObject_TypeCheck(o, (PyTypeObject *)pd_py.Spread)) return true;
+    PyErr_Format(PyExc_TypeError, "%s: of is %.100s (expected a Spread)", op, Py_TYPE(o)->tp_name);
+    return false;
+}
+
+/* [new] a view with t's own geometry: recorded, if gradients flow through it. */
+static pd_status same_view(pd_tensor *t, pd_tensor **out) {
+    if (!pd_grad_mode || !pd_tensor_wants_grad(t)) return pd_tensor_alias(t, false, out);
+    bool was = pd_parts_are_plain;
+    pd_parts_are_plain = true;
+    pd_status status = pd_engine.as_strided(t, t, out);
+    pd_parts_are_plain = was;
+    return status;
+}
+
+static PyObject *as_part(PyObject *module, PyObject *args) {
+    PyObject *object, *of;
+    pd_tensor *t, *out;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:as_part", &object, &of) || !expect(of, "as_part") ||
+        !(t = pd_py_expect_tensor(object, "as_part", "local")))
+        return NULL;
+    PD_PY_TRY(same_view(t, &out));
+    put(out, of);
+    return pd_py_wrap_new(out);
+}
+
+static PyObject *local_part(PyObject *module, PyObject *object) {
+    pd_tensor *t = pd_py_expect_tensor(object, "local_part", "part"), *out;
+    (void)module;
+    if (!t) return NULL;
+    PD_PY_TRY(same_view(t, &out));
+    pd_tensor_set_spread(out, NULL);
+    return pd_py_wrap_new(out);
+}
+
+static PyObject *set_spread(PyObject *module, PyObject *args) {
+    PyObject *object, *of;
+    pd_tensor *t;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:set_spread", &object, &of) || !expect(of, "set_spread") ||
+        !(t = pd_py_expect_tensor(object, "set_spread", "part")))
+        return NULL;
+    put(t, of);
+    Py_RETURN_NONE;
+}
+
+static PyObject *spread_of(PyObject *module, PyObject *object) {
+    pd_tensor *t = pd_py_expect_tensor(object, "spread_of", "part");
+    (void)module;
+    if (!t) return NULL;
+    return t->spread ? Py_NewRef(OF(t->spread)) : Py_NewRef(Py_None);
+}
+
+static PyObject *local_sizes(PyObject *module, PyObject *object) {
+    pd_tensor *t = pd_py_expect_tensor(object, "local_sizes", "part");
+    (void)module;
+    return t ? pd_py_size(t->ndim, t->size) : NULL;
+}
+
+static PyObject *set_part_class(PyObject *module, PyObject *cls) {
+    (void)module;
+    if (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, (PyTypeObject *)pd_py.Tensor))
+        return PyErr_Format(PyExc_TypeError, "set_part_class: got %R (expected a subclass of Tensor)", cls);
+    Py_XSETREF(pd_py.Part, Py_NewRef(cls));
+    Py_RETURN_NONE;
+}
+
+static PyObject *parts_are_plain(PyObject *module, PyObject *on) {
+    int now = PyObject_IsTrue(on);
+    bool was = pd_parts_are_plain;
+    (void)module;
+    if (now < 0) return NULL;
+    pd_parts_are_plain = now;
+    return PyBool_FromLong(was);
+}
+
+static PyMethodDef functions[] = {
+    {"as_part", as_part, METH_VARARGS,
+     "as_part(local, of)\n\nThe tensor as this rank's part of what the Spread `of` describes; gradients flow through."},
+    {"local_part", local_part, METH_O, "local_part(part)\n\nThe part as a plain tensor; gradients flow through."},
+    {"set_spread", set_spread, METH_VARARGS,
+     "set_spread(part, of)\n\nThe tensor itself becomes this rank's part of what the Spread `of` describes."},
+    {"spread_of", spread_of, METH_O, "spread_of(part)\n\nThe Spread of a part; None for a plain tensor."},
+    {"local_sizes", local_sizes, METH_O, "local_sizes(part)\n\nThe sizes of this rank's part."},
+    {"set_part_class", set_part_class, METH_O,
+     "set_part_class(cls)\n\nThe class of parts that ops return: a subclass of Tensor."},
+    {"parts_are_plain", parts_are_plain, METH_O,
+     "parts_are_plain(on)\n\nWhether ops of this thread take parts as plain tensors. Returns whether they did before."},
+    {0},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, spread_new},
+    {Py_tp_doc, "What the parts of a spread tensor are parts of; a subclass describes it."},
+    {0},
+};
+static PyType_Spec spec = {.name = "pydist._C.Spread", .basicsize = sizeof(pyspread), .slots = slots,
+                           .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE};
+
+int pd_py_add_spread(PyObject *module) {
+    if (!pd_py_type(module, &spec, NULL, &pd_py.Spread)) return -1;
+    return PyModule_AddFunctions(module, functions);
+}

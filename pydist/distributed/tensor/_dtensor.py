@@ -1,0 +1,348 @@
+"""DTensor: a tensor that is spread over the ranks of a mesh; each rank has a part of it."""
+
+import math
+
+from pydist import _C
+from pydist._grad_mode import no_grad
+from pydist.distributed.tensor._moves import Convert, Redistribute
+from pydist.distributed.tensor._spec import checked_mesh, checked_placements, spec_of
+from pydist.distributed.tensor.placement_types import Partial, Replicate
+
+_DRAWS = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_".split()
+_OF_VALUES = "__array__ __dlpack__ data_ptr numpy storage untyped_storage".split()
+_OF_PLACES = "__getitem__ __iter__ __setitem__ expand flatten permute reshape transpose unflatten view".split()
+
+
+def make(local, spec, requires_grad=False):
+    """A leaf over the memory of a plain tensor."""
+    made = _C.Tensor._make_subclass(DTensor, local.detach(), requires_grad)
+    _C.set_spread(made, spec)
+    return made
+
+
+class DTensor(_C.Tensor):
+    """A tensor that is spread over the ranks of a DeviceMesh. Each rank has a part: `placements` says for each dimension
+    of the mesh whether the ranks along it have different parts (Shard), the same (Replicate), or summands (Partial).
+
+    `distribute_tensor` and `DTensor.from_local` make them; parameters of `fully_shard` are such. shape, size(), numel()
+    and stride() are the whole tensor's. Elementwise ops work, also in place, between DTensors of one mesh, placements and
+    shape, and with numbers: each rank computes its part. Random fills give each element the value that it would have in
+    the whole tensor, if the ranks have drawn equally often. copy_ also takes the whole as a plain tensor. Other ops raise
+    NotImplementedError, which names to_local() and full_tensor().
+
+    >>> import pydist
+    >>> from pydist.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+    >>> mesh = init_device_mesh("cpu", (1,))
+    >>> x = distribute_tensor(pydist.arange(6.0).view(3, 2), mesh, [Shard(0)])
+    >>> x.shape, x.to_local().shape, (x * 2).full_tensor().sum().item()
+    (pydist.Size([3, 2]), pydist.Size([3, 2]), 30.0)
+    """
+
+    @property
+    def _spec(self):
+        return _C.spread_of(self)
+
+    @property
+    def device_mesh(self):
+        """The mesh."""
+        return self._spec.mesh
+
+    @property
+    def placements(self):
+        """A placement for each dimension of the mesh."""
+        return self._spec.placements
+
+    @property
+    def _local_tensor(self):
+        return _C.local_part(self.detach())
+
+    # ---- the whole's geometry
+
+    @property
+    def shape(self):
+        """The sizes of the whole tensor."""
+        return _C.Size(self._spec.shape)
+
+    def size(self, dim=None):
+        """The sizes of the whole tensor, or one of them."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self):
+        """The number of elements of the whole tensor."""
+        return math.prod(self._spec.shape)
+
+    nelement = numel
+
+    def stride(self, dim=None):
+        """The strides of the whole tensor, or one of them."""
+        return self._spec.stride if dim is None else self._spec.stride[dim]
+
+    @property
+    def nbytes(self):
+        """The bytes of the whole tensor."""
+        return self.numel() * self.dtype.itemsize
+
+    def __len__(self):
+        return self.shape[0]
+
+    # ---- between parts and wholes
+
+    @staticmethod
+    def from_local(
+        local_tensor,
+        device_mesh=None,
+        placements=None,
+        *,
+        run_check=False,
+        shape=None,
+        stride=None,
+        grad_placements=None,
+    ):
+        """The DTensor of which each rank has `local_tensor`. `placements` (default: Replicate()). `shape`: of the whole;
+        without it parts are taken to be equal in size. run_check: replicas get the values of the first rank.
+        `grad_placements`: how the gradient that comes back is to lie (default: as the tensor; Partial as Replicate).
+        `stride` is accepted; wholes are contiguous. Gradients flow to local_tensor.
+
+        >>> import pydist
+        >>> from pydist.distributed.tensor import DTensor, Shard, init_device_mesh
+        >>> DTensor.from_local(pydist.ones(2), init_device_mesh("cpu", (1,)), [Shard(0)]).shape
+        pydist.Size([2])
+        """
+        if not isinstance(local_tensor, _C.Tensor) or isinstance(local_tensor, DTensor):
+            raise TypeError(f"from_local: local_tensor is {type(local_tensor).__name__} (expected a plain Tensor)")
+        mesh = checked_mesh(device_mesh, "from_local")
+        placements = checked_placements(placements, mesh, local_tensor.dim(), "from_local")
+        if shape is None:
+            shape = list(local_tensor.shape)
+            for place, ranks in zip(placements, mesh.shape, strict=True):
+                if place.is_shard():
+                    shape[place.dim] *= ranks
+        spec = spec_of(mesh, placements, shape)
+        if mesh.get_coordinate() is not None and tuple(local_tensor.shape) != spec.local_shape():
+            raise ValueError(
+                f"from_local: this rank's part has shape {list(local_tensor.shape)} (expected {list(spec.local_shape())} of "
+                f"the whole's {list(shape)} with {placements}: give `shape` for parts of different sizes)"
+            )
+        if run_check:
+            local_tensor = local_tensor.clone()
+            for dim, place in enumerate(placements):
+                if place.is_replicate():
+                    mesh.get_group(dim).broadcast(local_tensor.detach(), 0)
+        if grad_placements is not None:
+            wanted = spec.replaced(checked_placements(grad_placements, mesh, local_tensor.dim(), "from_local"))
+            local_tensor = Convert.apply(local_tensor, spec, wanted)
+        return _C.as_part(local_tensor, spec)
+
+    def to_local(self, *, grad_placements=None):
+        """This rank's part as a plain tensor over the same memory. Gradients flow back; `grad_placements` says how the
+        gradient of the result lies (default: as the tensor itself)."""
+        local = _C.local_part(self)
+        if grad_placements is None:
+            return local
+        given = self._spec.replaced(checked_placements(grad_placements, self.device_mesh, self.dim(), "to_local"))
+        return Convert.apply(local, given, self._spec)
+
+    def redistribute(
+        self, device_mesh=None, placements=None, *, async_op=False, forward_dtype=None, backward_dtype=None
+    ):
+        """The same tensor with other placements. All ranks of the mesh call it. Gradients flow back. Cost: for each
+        dimension of the mesh that changes, an all_gather of its parts (Shard), or an all_reduce (Partial); a part that is
+        cut out costs nothing. `async_op` is accepted. Raises ValueError for another mesh."""
+        mesh = self.device_mesh if device_mesh is None else device_mesh
+        if mesh != self.device_mesh:
+            raise ValueError(f"redistribute: device_mesh is {mesh!r} (expected the tensor's, {self.device_mesh!r})")
+        for name, dtype in (("forward_dtype", forward_dtype), ("backward_dtype", backward_dtype)):
+            if dtype is not None:
+                raise NotImplementedError(f"redistribute: {name} is {dtype} (expected None)")
+        target = self._spec.replaced(checked_placements(placements, mesh, self.dim(), "redistribute"))
+        if target is self._spec:
+            return self
+        return _C.as_part(Redistribute.apply(_C.local_part(self), self._spec, target), target)
+
+    def full_tensor(self, *, grad_placements=None):
+        """The whole tensor, plain, on every rank. All ranks call it. Gradients flow back; `grad_placements` as in
+        to_local. Cost: as redistribute."""
+        whole = self.redistribute(placements=[Replicate()] * self.device_mesh.ndim)
+        return whole.to_local(grad_placements=grad_placements)
+
+    def _gathered(self):
+        with no_grad():
+            return self.detach().full_tensor()
+
+    def item(self):
+        """The value of a tensor with one element. All ranks call it if the tensor is sharded."""
+        return self._gathered().item()
+
+    def tolist(self):
+        """The elements of the whole. All ranks call it if the tensor is sharded."""
+        return self._gathered().tolist()
+
+    def __bool__(self):
+        return bool(self._gathered())
+
+    def __float__(self):
+        return float(self._gathered())
+
+    def __int__(self):
+        return int(self._gathered())
+
+    # ---- writing
+
+    def copy_(self, src, non_blocking=False):
+        """Copies src into this tensor: a DTensor of the same placements, or the whole as a plain tensor, which has the
+        same values on all ranks."""
+        if isinstance(src, _C.Tensor) and not isinstance(src, DTensor) and src.dim():
+            if src.shape != self.shape:
+                raise RuntimeError(
+                    f"copy_: src has shape {list(src.shape)} (expected {list(self.shape)}, that of the whole tensor)"
+                )
+            src = _C.as_part(self._spec.part_of(src).detach(), self._spec)
+        elif isinstance(src, DTensor) and src._spec is not self._spec and src.shape == self.shape:
+            src = src.detach().redistribute(placements=self.placements)
+        return super().copy_(src, non_blocking)
+
+    # ---- texts, copies, files
+
+    def __repr__(self):
+        return f"DTensor(local_tensor={self._local_tensor!r}, device_mesh={self.device_mesh!r}, placements={self.placements})"
+
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            copied = _C.local_part(self.detach()).clone()
+            memo[id(self)] = _made_again(type(self), copied, self._spec, self.requires_grad)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol):
+        local = _C.local_part(self.detach())
+        return _made_again, (type(self), local, self._spec, self.requires_grad)
+
+    def __create_chunk_list__(self):
+        """For checkpoints: where this rank's part lies in the whole."""
+        from pydist.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+        ranges = self._spec.ranges()
+        offsets, sizes = _C.Size([a for a, _ in ranges]), _C.Size([b - a for a, b in ranges])
+        return [ChunkStorageMetadata(offsets=offsets, sizes=sizes)]
+
+
+def _made_again(cls, local, spec, requires_grad):
+    made = _C.Tensor._make_subclass(cls, local.detach(), requires_grad)
+    _C.set_spread(made, spec)
+    return made
+
+
+def _draw(name):
+    plain = getattr(_C.Tensor, name)
+
+    def method(self, *args, **kwargs):
+        whole = _C.empty(self.shape, dtype=self.dtype, device=self.device)
+        with no_grad():
+            plain(whole, *args, **kwargs)
+        return self.copy_(whole)
+
+    method.__name__, method.__doc__ = name, f"`Tensor.{name}` of the whole, of which each rank takes its part."
+    return method
+
+
+def _refuse(name, wanted):
+    def method(self, *args, **kwargs):
+        raise NotImplementedError(f"{name}: got a DTensor (expected {wanted})")
+
+    method.__name__ = name
+    return method
+
+
+for _name in _DRAWS:
+    if hasattr(_C.Tensor, _name):
+        setattr(DTensor, _name, _draw(_name))
+for _name in _OF_VALUES:
+    setattr(DTensor, _name, _refuse(_name, "to_local() or full_tensor() first, whose memory is in one place"))
+for _name in _OF_PLACES:
+    setattr(DTensor, _name, _refuse(_name, "to_local() or full_tensor() first"))
+_C.set_part_class(DTensor)
+
+
+def distribute_tensor(tensor, device_mesh=None, placements=None, *, src_data_rank=0):
+    """A DTensor leaf with the values of `tensor` on the rank `src_data_rank` of each line of the mesh, as `placements`
+    say (default: Replicate()). src_data_rank=None: each rank takes its part of its own tensor, and nothing is sent. All
+    ranks of the mesh call it. A tensor on meta stays there. Cost: a broadcast for each dimension of the mesh.
+
+    >>> import pydist
+    >>> from pydist.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
+    >>> distribute_tensor(pydist.ones(2), init_device_mesh("cpu", (1,)), [Replicate()]).full_tensor().tolist()
+    [1.0, 1.0]
+    """
+    mesh = checked_mesh(device_mesh, "distribute_tensor")
+    if isinstance(tensor, DTensor):
+        if tensor.device_mesh != mesh:
+            raise ValueError(f"distribute_tensor: the tensor is spread over {tensor.device_mesh!r} (expected {mesh!r})")
+        return tensor.redistribute(placements=placements)
+    if not isinstance(tensor, _C.Tensor) or not tensor.is_leaf:
+        raise RuntimeError("distribute_tensor: the tensor is no leaf (expected a leaf, such as detach())")
+    placements = checked_placements(placements, mesh, tensor.dim(), "distribute_tensor")
+    if any(isinstance(p, Partial) for p in placements):
+        raise ValueError(f"distribute_tensor: placements are {placements} (expected Shard and Replicate)")
+    spec, local = spec_of(mesh, placements, tensor.shape), tensor.detach()
+    if mesh.get_coordinate() is None:
+        return make(local.new_empty(0), spec, tensor.requires_grad)
+    if src_data_rank is not None and not local.is_meta and mesh.size() > 1:
+        local = local.clone()
+        for dim in range(mesh.ndim):
+            if mesh.size(dim) > 1:
+                mesh.get_group(dim).broadcast(local, src_data_rank)
+    part = spec.part_of(local)
+    return make(part.clone() if part is not local or part._base is not None else part, spec, tensor.requires_grad)
+
+
+def distribute_module(module, device_mesh=None, partition_fn=None, input_fn=None, output_fn=None):
+    """Makes DTensors of a module's parameters and buffers. `partition_fn(name, module, mesh)` may do so for each module
+    of the tree; what it leaves becomes Replicate(). `input_fn(module, inputs, mesh)` and `output_fn(module, outputs,
+    mesh)` run before and after forward. Returns the module."""
+    mesh = checked_mesh(device_mesh, "distribute_module")
+    for name, below in module.named_modules():
+        if partition_fn is not None:
+            partition_fn(name, below, mesh)
+        for register in (below._parameters, below._buffers):
+            for key, tensor in register.items():
+                if tensor is not None and not isinstance(tensor, DTensor):
+                    spread = distribute_tensor(tensor.detach(), mesh, None)
+                    register[key] = (
+                        type(tensor)(spread, tensor.requires_grad) if register is below._parameters else spread
+                    )
+    if input_fn is not None:
+        module.register_forward_pre_hook(lambda module, inputs: input_fn(module, inputs, mesh))
+    if output_fn is not None:
+        module.register_forward_hook(lambda module, inputs, outputs: output_fn(module, outputs, mesh))
+    return module
+
+
+def _created(op, size, mesh, placements, dtype, requires_grad, draw, **options):
+    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    mesh = checked_mesh(mesh, op)
+    placements = checked_placements(placements, mesh, len(shape), op)
+    spec = spec_of(mesh, placements, shape)
+    local = _C.empty(spec.local_shape(), dtype=dtype, device=mesh.device_type, **options)
+    made = make(local, spec)
+    draw(made)
+    return made.requires_grad_(requires_grad)
+
+
+def _creation(op, draw, text):
+    def function(*size, dtype=None, layout=None, requires_grad=False, device_mesh=None, placements=None):
+        return _created(op, size, device_mesh, placements, dtype, requires_grad, draw)
+
+    function.__name__ = function.__qualname__ = op
+    function.__doc__ = f"A DTensor of these sizes on a mesh: {text}"
+    return function
+
+
+zeros = _creation("zeros", lambda t: t.zero_(), "zeros.")
+ones = _creation("ones", lambda t: t.fill_(1), "ones.")
+empty = _creation("empty", lambda t: t, "uninitialised.")
+rand = _creation("rand", lambda t: t.uniform_(), "uniform in [0, 1), the values that the whole would have.")
+randn = _creation("randn", lambda t: t.normal_(), "normal, the values that the whole would have.")
+
+
+def full(size, fill_value, *, dtype=None, layout=None, requires_grad=False, device_mesh=None, placements=None):
+    """A DTensor of these sizes on a mesh: every element is fill_value."""
+    return _created("full", (size,), device_mesh, placements, dtype, requires_grad, lambda t: t.fill_(fill_value))

@@ -1,0 +1,106 @@
+"""What a DTensor is a part of: mesh, placements and sizes, one object for equal ones."""
+
+import math
+import threading
+import weakref
+
+from pydist import _C
+from pydist.distributed.device_mesh import DeviceMesh
+from pydist.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
+
+_made = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def cut(size, ranks, rank):
+    """The indices [from, to) of a dimension of `size` that belong to a rank, as torch.chunk cuts."""
+    each = -(-size // ranks)
+    return min(size, each * rank), min(size, each * (rank + 1))
+
+
+class Spec(_C.Spread):
+    """`mesh`, `placements` (one for each of its dimensions), `shape` of the whole tensor. Equal ones are one object, so
+    that the engine compares their addresses."""
+
+    def __init__(self, mesh, placements, shape):
+        self.mesh, self.placements, self.shape = mesh, placements, shape
+
+    @property
+    def stride(self):
+        """The strides of the whole tensor: it is contiguous."""
+        return tuple(math.prod(self.shape[d + 1 :]) for d in range(len(self.shape)))
+
+    def replaced(self, placements=None, shape=None):
+        """The same with other placements or another shape."""
+        return spec_of(
+            self.mesh, self.placements if placements is None else placements, self.shape if shape is None else shape
+        )
+
+    def ranges(self, coordinate=None):
+        """For each dimension the indices (from, to) of the part at a coordinate of the mesh (default: this rank's)."""
+        coordinate = self.mesh.get_coordinate() if coordinate is None else coordinate
+        found = [(0, n) for n in self.shape]
+        for place, ranks, rank in zip(self.placements, self.mesh.shape, coordinate or (), strict=False):
+            if isinstance(place, Shard):
+                first, last = found[place.dim]
+                a, b = cut(last - first, ranks, rank)
+                found[place.dim] = first + a, first + b
+        return found
+
+    def local_shape(self):
+        """The sizes of this rank's part; of a rank outside the mesh: no elements."""
+        if self.mesh.get_coordinate() is None:
+            return (0,)
+        return tuple(b - a for a, b in self.ranges())
+
+    def part_of(self, whole):
+        """This rank's part of a plain tensor, a view."""
+        for dim, (a, b) in enumerate(self.ranges()):
+            if (a, b) != (0, whole.size(dim)):
+                whole = whole.narrow(dim, a, b - a)
+        return whole
+
+    def __reduce__(self):
+        return spec_of, (self.mesh, self.placements, self.shape)
+
+
+def spec_of(mesh, placements, shape):
+    """The Spec of these."""
+    key = mesh, tuple(placements), tuple(shape)
+    groups = tuple(map(id, mesh.get_all_groups()))  # of this rank: other ranks may be threads, with equal meshes
+    with _lock:
+        spec = _made.get((*key, groups))
+        if spec is None:
+            spec = _made[(*key, groups)] = Spec(*key)
+        return spec
+
+
+def checked_mesh(mesh, op):
+    """The mesh, or the one of the innermost `with mesh:`."""
+    if mesh is None:
+        from pydist.distributed.device_mesh import _mesh_resources
+
+        mesh = _mesh_resources.get_current_mesh()
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"{op}: device_mesh is {type(mesh).__name__} (expected a DeviceMesh)")
+    return mesh
+
+
+def checked_placements(placements, mesh, ndim, op):
+    """One placement for each dimension of the mesh (None: Replicate()), with dimensions that count from 0."""
+    if placements is None:
+        return (Replicate(),) * mesh.ndim
+    if isinstance(placements, Placement) or len(placements) != mesh.ndim:
+        raise ValueError(
+            f"{op}: placements are {placements} (expected {mesh.ndim}, one for each dimension of {mesh!r})"
+        )
+    checked = []
+    for place in placements:
+        if not isinstance(place, (Shard, Replicate, Partial)):
+            raise TypeError(f"{op}: a placement is {place!r} (expected Shard, Replicate or Partial)")
+        if isinstance(place, Shard):
+            if not -ndim <= place.dim < ndim:
+                raise IndexError(f"{op}: {place} of a tensor with {ndim} dimensions (expected {-ndim} to {ndim - 1})")
+            place = Shard(place.dim % ndim)
+        checked.append(place)
+    return tuple(checked)

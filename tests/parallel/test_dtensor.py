@@ -1,0 +1,282 @@
+"""DTensor: parts and wholes, redistribution with gradients, elementwise ops, random fills, norms, what is refused."""
+
+import copy
+import itertools
+import pickle
+
+import pytest
+
+import pydist
+from pydist import distributed as dist
+from pydist import nn
+from pydist.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+    empty,
+    full,
+    init_device_mesh,
+    ones,
+    rand,
+    randn,
+    zeros,
+)
+from pydist.nn.utils import clip_grad_norm_, get_total_norm
+from pydist.testing import run_ranks
+
+
+def numbers(*shape):
+    count = 1
+    for n in shape:
+        count *= n
+    return pydist.arange(float(count)).view(shape)
+
+
+PLACEMENTS = [Shard(0), Shard(1), Replicate()]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_redistribution(world):
+    """Of uneven shapes, also with fewer rows than ranks; values and gradients."""
+
+    def work(rank):
+        mesh = init_device_mesh("cpu", (world,))
+        for shape in ((5, 4), (2, 7), (1, 1), (0, 3)):
+            x = numbers(*shape)
+            for a, b in itertools.product(PLACEMENTS, PLACEMENTS):
+                start = distribute_tensor(x, mesh, [a]).requires_grad_()
+                moved = start.redistribute(placements=[b])
+                assert moved.placements == (b,) and moved.shape == x.shape
+                assert pydist.equal(moved.full_tensor(), x)
+                weights = distribute_tensor(x + 1, mesh, [b])
+                (moved * weights).to_local().sum().backward()
+                assert start.grad.placements == (a,)
+                assert pydist.equal(start.grad.full_tensor(), x + 1), (shape, a, b)
+            summands = DTensor.from_local(x * (rank + 1), mesh, [Partial()])
+            for b in PLACEMENTS:
+                assert pydist.equal(summands.redistribute(placements=[b]).full_tensor(), x * sum(range(1, world + 1)))
+            apart = distribute_tensor(x, mesh, [Shard(0)]).redistribute(placements=[Partial()])
+            assert pydist.equal(apart.full_tensor(), x)
+
+    run_ranks(world, work)
+
+
+def test_two_dimensions_of_a_mesh():
+    def work(rank):
+        mesh, x = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b")), numbers(7, 6)
+        every = list(itertools.product(PLACEMENTS, PLACEMENTS))
+        for a in every:
+            start = distribute_tensor(x, mesh, a)
+            for b in every:
+                assert pydist.equal(start.redistribute(placements=b).full_tensor(), x), (a, b)
+        assert distribute_tensor(x, mesh, [Shard(0), Shard(0)]).to_local().shape[0] in (1, 2)
+        assert distribute_tensor(x, mesh["b"], [Shard(1)]).to_local().shape == (7, 3)
+
+    run_ranks(4, work)
+
+
+def test_from_and_to_local():
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        local = pydist.full((3 - rank, 2), float(rank + 1), requires_grad=True)
+        x = DTensor.from_local(local, mesh, [Shard(0)], shape=(5, 2))
+        assert x.shape == (5, 2) and x.full_tensor().sum().item() == 6 + 8
+        (x.full_tensor() * numbers(5, 2)).sum().backward()
+        assert pydist.equal(local.grad, numbers(5, 2)[:3] if rank == 0 else numbers(5, 2)[3:])
+        with pytest.raises(ValueError, match="give `shape`"):
+            DTensor.from_local(local.detach(), mesh, [Shard(0)], shape=(9, 2))
+        with pytest.raises(TypeError, match="plain Tensor"):
+            DTensor.from_local(x, mesh, [Shard(0)])
+        same = DTensor.from_local(pydist.full((2,), float(rank)), mesh, [Replicate()], run_check=True)
+        assert same.to_local().tolist() == [0.0, 0.0]
+        shared = pydist.ones(2, requires_grad=True)
+        y = DTensor.from_local(shared, mesh, [Replicate()])
+        y.to_local(grad_placements=[Partial()]).mul(rank + 1).sum().backward()
+        assert shared.grad.tolist() == [3.0, 3.0]
+
+    run_ranks(2, work)
+
+
+def test_distribute_takes_the_source_rank():
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        x = pydist.full((4,), float(rank))
+        assert distribute_tensor(x, mesh, [Shard(0)]).full_tensor().tolist() == [0.0] * 4
+        assert distribute_tensor(x, mesh, [Shard(0)], src_data_rank=1).full_tensor().tolist() == [1.0] * 4
+        own = distribute_tensor(x, mesh, [Shard(0)], src_data_rank=None)
+        assert own.full_tensor().tolist() == [0.0, 0.0, 1.0, 1.0]
+        leaf = distribute_tensor(nn.Parameter(x), mesh)
+        assert leaf.requires_grad and leaf.is_leaf and leaf.placements == (Replicate(),)
+
+    run_ranks(2, work)
+
+
+def test_elementwise_ops_and_optimizers():
+    def work(rank):
+        mesh, x = init_device_mesh("cpu", (2,)), numbers(5, 3)
+        d = distribute_tensor(x, mesh, [Shard(0)])
+        for fn in (
+            lambda t: t * 2 + 1,
+            lambda t: t.sin() / (t + 1),
+            lambda t: (t > 4) & (t < 9),
+            lambda t: pydist.where(t > 4, t, -t),
+            lambda t: t.clone().mul_(3).sub_(t).clamp_(max=5),
+            lambda t: t.double().to(pydist.float16),
+            lambda t: pydist.zeros_like(t) + pydist.ones_like(t),
+            lambda t: t.detach().data,
+            lambda t: t.lerp(t * 3, 0.5),
+        ):
+            result = fn(d)
+            assert isinstance(result, DTensor) and pydist.equal(result.full_tensor(), fn(x))
+        p, q = nn.Parameter(d), nn.Parameter(x.clone())
+        assert isinstance(p, nn.Parameter) and isinstance(p, DTensor) and p.shape == x.shape and len(p) == 5
+        assert p.numel() == 15 and p.stride() == (3, 1) and p.size(0) == 5 and p.nbytes == 60 and p.dim() == 2
+        for param in (p, q):
+            rule = pydist.optim.AdamW([param], lr=0.1)
+            for _ in range(3):
+                rule.zero_grad()
+                y = param * param * 3
+                (y.to_local() if isinstance(y, DTensor) else y).sum().backward()
+                rule.step()
+        assert pydist.equal(p.full_tensor(), q)
+
+    run_ranks(2, work)
+
+
+def test_values_of_the_whole():
+    """Random fills do not depend on how many ranks there are."""
+
+    def work(rank, world):
+        mesh = init_device_mesh("cpu", (world,))
+        pydist.manual_seed(3)
+        drawn = [pydist.rand(5, 4), pydist.randn(5, 4), pydist.empty(5, 4).exponential_()]
+        for place in PLACEMENTS:
+            pydist.manual_seed(3)
+            where = dict(device_mesh=mesh, placements=[place])
+            mine = [rand(5, 4, **where), randn((5, 4), **where), empty(5, 4, **where).exponential_()]
+            assert all(pydist.equal(a.full_tensor(), b) for a, b in zip(mine, drawn, strict=True))
+            assert ones(3, 2, **where).full_tensor().sum().item() == 6
+            assert zeros(3, 2, **where).full_tensor().sum().item() == 0
+            assert full((3, 2), 7.0, **where, dtype=pydist.float64).full_tensor().tolist() == [[7.0, 7.0]] * 3
+
+    for world in (1, 2, 3):
+        run_ranks(world, work, world)
+
+
+def test_norms_count_each_element_once():
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2, 2))
+        x, y, z = numbers(7, 3), numbers(2, 2) * 0.3, numbers(3) - 8
+        pydist.manual_seed(0)
+        spread = [
+            distribute_tensor(x, mesh, [Replicate(), Shard(0)]),
+            distribute_tensor(y, mesh, [Shard(1), Shard(0)]),
+            z,
+        ]
+        for kind in (2.0, float("inf"), float("-inf"), 1.0, 3.0, 0.0):
+            a, b = get_total_norm(spread, kind), get_total_norm([x, y, z], kind)
+            assert isinstance(a, DTensor) and abs(a.item() - b.item()) <= 1e-6 * abs(b.item()), kind
+        assert get_total_norm(spread).item() == get_total_norm([x, y, z]).item()
+        p = nn.Parameter(distribute_tensor(x, mesh, [Shard(0), Shard(0)]))
+        p.grad = distribute_tensor(x, mesh, [Shard(0), Shard(0)])
+        before = clip_grad_norm_([p], 1.0)
+        assert before.full_tensor().item() == get_total_norm([x]).item()
+        assert abs(get_total_norm([p.grad]).item() - 1) < 1e-5
+        with pytest.raises(ValueError, match="expected Shard and Replicate"):
+            get_total_norm([DTensor.from_local(z, mesh, [Partial(), Replicate()])])
+
+    run_ranks(4, work)
+
+
+def test_copies_and_pickles():
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        x = nn.Parameter(distribute_tensor(numbers(3, 2), mesh, [Shard(0)]))
+        for other in (copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
+            assert type(other) is type(x) and other.requires_grad and other.placements == x.placements
+            assert pydist.equal(other.full_tensor(), x.full_tensor())
+        x.detach().copy_(numbers(3, 2) + 5)
+        assert x.full_tensor().sum().item() == 45
+        x.detach().copy_(distribute_tensor(numbers(3, 2), mesh, [Shard(1)]))
+        assert pydist.equal(x.full_tensor(), numbers(3, 2))
+        assert repr(x).startswith("DTensor(local_tensor=")
+        chunk = x.__create_chunk_list__()[0]
+        assert tuple(chunk.offsets) == ((0, 0) if rank == 0 else (2, 0))
+        assert tuple(chunk.sizes) == tuple(x.to_local().shape)
+        assert DTensor.from_local(pydist.tensor(3.0), mesh).item() == 3.0 and float(ones(1, device_mesh=mesh)) == 1
+        assert (x > 2).tolist() == (numbers(3, 2) > 2).tolist()
+
+    run_ranks(2, work)
+
+
+def test_modules():
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+
+        def partition(name, module, mesh):
+            if isinstance(module, nn.Linear):
+                module.weight = nn.Parameter(distribute_tensor(module.weight.detach(), mesh, [Shard(0)]))
+
+        net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        distribute_module(net, mesh, partition, lambda m, args, mesh: (args[0] + 1,))
+        assert net[0].weight.placements == (Shard(0),) and net[0].bias.placements == (Replicate(),)
+        assert isinstance(net[0].bias, nn.Parameter) and isinstance(net[1].running_mean, DTensor)
+
+    run_ranks(2, work)
+
+
+def test_what_is_refused():
+    def work(rank):
+        mesh, other = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (1, 2))
+        x = distribute_tensor(numbers(4, 4), mesh, [Shard(0)])
+        y = distribute_tensor(numbers(4, 4), other, [Replicate(), Shard(0)])
+        for fn in (
+            lambda: x @ x,
+            lambda: x.sum(),
+            lambda: x[0],
+            lambda: x.view(16),
+            lambda: x.t(),
+            lambda: x.numpy(),
+            lambda: pydist.cat([x, x]),
+            lambda: nn.functional.linear(numbers(1, 4), x),
+            lambda: x.data_ptr(),
+            lambda: list(x),
+        ):
+            with pytest.raises(NotImplementedError, match=r"DTensor.*to_local\(\)"):
+                fn()
+        for fn in (
+            lambda: x + numbers(4, 4),
+            lambda: x + y,
+            lambda: numbers(4, 4).add_(x),
+            lambda: pydist.add(x, 1, out=numbers(2, 4)),
+            lambda: x.add_(distribute_tensor(numbers(4, 4), mesh, [Shard(1)])),
+        ):
+            with pytest.raises(RuntimeError, match=r"got mixed torch.Tensor and DTensor"):
+                fn()
+        with pytest.raises(ValueError, match="expected 1, one for each"):
+            distribute_tensor(numbers(2), mesh, [Shard(0), Shard(0)])
+        with pytest.raises(IndexError, match="expected -1 to 0"):
+            distribute_tensor(numbers(2), mesh, [Shard(1)])
+        with pytest.raises(TypeError, match="a placement is 3"):
+            distribute_tensor(numbers(2), mesh, [3])
+        with pytest.raises(ValueError, match="expected Shard and Replicate"):
+            distribute_tensor(numbers(2), mesh, [Partial()])
+        with pytest.raises(ValueError, match="expected the tensor's"):
+            x.redistribute(other, [Shard(0), Shard(0)])
+        with pytest.raises(RuntimeError, match="expected .4, 4."):
+            x.copy_(numbers(3, 4))
+        assert Shard(0) == Shard(0) and str(Shard(1)) == "S(1)" and hash(Partial()) == hash(Partial("sum"))
+
+    run_ranks(2, work)
+
+
+def test_nothing_is_left_of_a_mesh():
+    def work(rank):
+        x = distribute_tensor(numbers(4, 4), init_device_mesh("cpu", (2,)), [Shard(0)])
+        return (x * 2).full_tensor().sum().item()
+
+    assert run_ranks(2, work) == [240.0, 240.0]
+    assert dist.get_world_size() == 1
