@@ -15,7 +15,7 @@ const pd_algo *pd_plan_pick(uint8_t coll, const pd_tuning *t, const pd_algo *for
     case PD_COLL_REDUCE_SCATTER: return &pd_algo_reduce_scatter;
     case PD_COLL_SCATTER: return &pd_algo_scatter;
     case PD_COLL_ALL_TO_ALL: return &pd_algo_all_to_all;
-    case PD_COLL_BARRIER: return &pd_algo_barrier;
+    case PD_COLL_BARRIER: case PD_COLL_REDUCE_UNIT: case PD_COLL_WRITE_SHARDS: return &pd_algo_barrier;
     case PD_COLL_ALL_GATHER_PARTS: return &pd_algo_all_gather_parts;
     case PD_COLL_REDUCE_SCATTER_PARTS: return &pd_algo_reduce_scatter_parts;
     case PD_COLL_ALL_TO_ALL_PARTS: return &pd_algo_all_to_all_parts;

@@ -124,6 +124,20 @@ void pd_reduce_tree(pd_dtype dtype, pd_reduce op, int size, const int16_t *split
     }
 }
 
+void pd_reduce_wide(pd_dtype dtype, pd_reduce op, int size, const char *const *in, int64_t at, float *out,
+                    int64_t count, double scale) {
+    const loops *l = &tables[pd_cpu_isa()][dtype], *wide = &tables[pd_cpu_isa()][PD_F32];
+    plan p = {l->pairs[op].leaves, l->pairs[op].mixed, l->pairs[op].partials, in};
+    _Alignas(64) char tiles[DEPTH][TILE * 8];
+    for (int64_t done = 0; done < count; done += TILE) {
+        int64_t n = count - done < TILE ? count - done : TILE;
+        size_t from = (size_t)(at + done) * pd_dtype_size(dtype);
+        if (size > 1) tree(&p, 0, size, NULL, from, n, (char *)(out + done), tiles);
+        else l->widen(in[0] + from, out + done, n);
+        if (scale != 1) wide->last(out + done, out + done, n, scale);
+    }
+}
+
 pd_dtype pd_reduce_partial(pd_dtype dtype) { return table_portable[dtype].widen ? PD_F32 : dtype; }
 
 void pd_reduce_widen(pd_dtype dtype, const char *in, char *out, int64_t count) {

@@ -25,6 +25,10 @@ static inline void pd_reduce_run(pd_dtype dtype, pd_reduce op, int size, const c
     pd_reduce_tree(dtype, op, size, NULL, in, at, out, count, scale);
 }
 
+/* The same sum of 16-bit inputs by the tree, not rounded: out[i] is float32. */
+void pd_reduce_wide(pd_dtype dtype, pd_reduce op, int size, const char *const *in, int64_t at, float *out,
+                    int64_t count, double scale);
+
 /* The dtype of sums before they are rounded: float32 for the 16-bit types, else the dtype itself. */
 pd_dtype pd_reduce_partial(pd_dtype dtype);
 void pd_reduce_widen(pd_dtype dtype, const char *in, char *out, int64_t count);                /* to partial results */

@@ -2,6 +2,7 @@
 #include "base/mem.h"
 #include "comm/group/mover.h"
 #include "comm/group/p2p.h"
+#include "comm/group/readers.h"
 
 static pd_work work_of(pd_group *g, pd_collective coll, pd_dtype dtype, int64_t count, const void *from, void *to,
                        uint64_t site) {
@@ -237,6 +238,20 @@ pd_status pd_group_barrier(pd_group *g, uint64_t site, pd_work **work) {
     return pd_group_submit(&w, work);
 }
 
+pd_status pd_group_reduce_gate(pd_group *g, int unit, int64_t count, pd_dtype dtype, double scale, uint64_t site,
+                               pd_work **work) {
+    pd_work w = work_of(g, PD_COLL_REDUCE_UNIT, dtype, 0, NULL, NULL, site);
+    w.id.root = unit;
+    w.id.count = count;
+    w.id.scale = scale;
+    return pd_group_submit(&w, work);
+}
+
+pd_status pd_group_write_gate(pd_group *g, uint64_t site) {
+    pd_work w = work_of(g, PD_COLL_WRITE_SHARDS, PD_U8, 0, NULL, NULL, site);
+    return pd_group_submit(&w, NULL);
+}
+
 pd_status pd_group_exchange(pd_group *g, pd_collective coll, double tag, const void *mine, void *all, size_t bytes,
                             uint64_t site) {
     pd_work w = work_of(g, coll, PD_U8, (int64_t)bytes, mine, all, site);
@@ -253,6 +268,7 @@ static pd_status message(pd_work *w, int peer, int tag, pd_work **out) {
     if (peer == g->rank || g->size == 1)
         return pd_fail(PD_E_VALUE, "%s: the peer is rank %d, this rank itself (expected another rank)", name,
                        pd_group_name(g, g->rank));
+    pd_readers_written_here();
     w->peer = peer;
     w->tag = tag;
     w->id.root = peer < 0 ? -1 : pd_group_name(g, peer);

@@ -9,6 +9,7 @@
 #include "base/threads.h"
 #include "comm/group/mover.h"
 #include "comm/group/p2p.h"
+#include "comm/group/readers.h"
 
 #define BOARD_BYTES 4096
 #define SLOT_BYTES (256 << 10)
@@ -206,6 +207,7 @@ static void free_memory(pd_group *g) {
 }
 
 static void free_group(pd_group *g) {
+    pd_readers_free(g->readers);
     free_memory(g);
     pd_p2p_free(g->p2p, g->size);
     pd_flight_fini(&g->flight);

@@ -138,6 +138,12 @@ pd_status pd_group_all_gather_parts(pd_group *g, const void *in, const pd_part *
 pd_status pd_group_reduce_scatter_parts(pd_group *g, const pd_part *in, void *out, pd_dtype dtype, pd_reduce op,
                                         double scale, uint64_t site, pd_work **work);
 pd_status pd_group_barrier(pd_group *g, uint64_t site, pd_work **work);
+/* A barrier before the ranks read `count` gradients of unit number `unit` in each other's memory (parallel/sharded.h).
+   All ranks give the same numbers. */
+pd_status pd_group_reduce_gate(pd_group *g, int unit, int64_t count, pd_dtype dtype, double scale, uint64_t site,
+                               pd_work **work);
+/* A barrier before the ranks write common memory (readers.h). */
+pd_status pd_group_write_gate(pd_group *g, uint64_t site);
 
 /* Send or receive a message of `count` elements, independently of the collectives. Messages of one pair and tag keep
    their order. A message goes to a receive of the same tag, which must have the same count and dtype (else
@@ -172,6 +178,7 @@ void pd_work_release(pd_work *w); /* a work under way goes on, and uses its buff
    together. It outlives the group. PD_E_MEMORY on all ranks if one of them has no memory. */
 pd_status pd_group_segment_new(pd_group *g, size_t bytes, pd_segment **out);
 void *pd_segment_ptr(const pd_segment *s); /* [borrowed from s] page-aligned; never moves */
+void *pd_segment_peer(const pd_segment *s, int rank); /* another rank's part; NULL: this rank cannot address it */
 size_t pd_segment_bytes(const pd_segment *s);
 void pd_segment_retain(pd_segment *s);
 void pd_segment_release(pd_segment *s);

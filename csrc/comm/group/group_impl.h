@@ -78,6 +78,8 @@ struct pd_group {
     pd_error failure;
     int64_t failure_at;
 
+    struct pd_readers *readers; /* readers.h; NULL: none were asked for */
+
     pthread_mutex_t segments_lock;
     pd_segment *segments;
     uint32_t segment_ids;
@@ -187,6 +189,11 @@ pd_status pd_group_exchange(pd_group *g, pd_collective coll, double tag, const v
 /* Where the ranks are. apart: not all of them share memory; far: some are on other hosts; hosts: NULL, or an array that
    gets each rank's host. */
 typedef struct pd_placement { bool apart, far; uint64_t *hosts; } pd_placement;
+size_t pd_page_round(size_t bytes); /* up to whole pages */
+/* The two halves of pd_parts_exchange: puts our region into the store, and attaches that of a rank, which has to share
+   memory with us. */
+pd_status pd_parts_publish(pd_group *g, uint32_t id, size_t bytes, const pd_region *own);
+pd_status pd_parts_attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_t deadline, pd_region *part);
 /* Publishes parts[rank] in the store under (epoch, id), and attaches the parts of ranks on the same host. */
 pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts, pd_placement *placement);
 /* Our part will not come: the others, who wait for it, get this thread's error. */

@@ -2,6 +2,7 @@
 #include "base/mem.h"
 #include "comm/group/mover.h"
 #include "comm/group/p2p.h"
+#include "comm/group/readers.h"
 
 /* ---- entering ---------------------------------------------------------------------------------------------------- */
 
@@ -13,6 +14,7 @@ static uintptr_t self(void) {
 /* Never sleeps with the GIL held: the holder of the lock may have to take the GIL before it leaves. */
 pd_status pd_group_enter(pd_group *g) {
     pd_status status = PD_OK;
+    pd_readers_written_here();
     if (pthread_mutex_trylock(&g->lock)) {
         if (atomic_load(&g->owner) == self())
             return pd_fail(PD_E_RUNTIME,

@@ -33,7 +33,7 @@ static uint64_t setting_of(const pd_group *g) {
            (uint64_t)(*algo << 8 | (uint8_t)strlen(algo));
 }
 
-static pd_status publish(pd_group *g, uint32_t id, size_t bytes, const pd_region *own) {
+pd_status pd_parts_publish(pd_group *g, uint32_t id, size_t bytes, const pd_region *own) {
     char key[64];
     record r = {.far = *g->link->here != 0, .host = g->link->host, .setting = setting_of(g), .bytes = bytes};
     pd_store_reply reply;
@@ -155,7 +155,7 @@ pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *p
     placement->far = *g->link->here != 0;
     if (placement->hosts) placement->hosts[g->rank] = g->link->host;
     int64_t deadline = pd_os_now() + (id ? g->timeout_ns : g->patience_ns);
-    PD_TRY(publish(g, id, bytes, &parts[g->rank]));
+    PD_TRY(pd_parts_publish(g, id, bytes, &parts[g->rank]));
     for (int d = 1; d < g->size; d++) {
         int r = (g->rank + d) % g->size;
         PD_TRY(attach(g, id, r, bytes, deadline, &parts[r], placement));
@@ -163,9 +163,17 @@ pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *p
     return PD_OK;
 }
 
+pd_status pd_parts_attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_t deadline, pd_region *part) {
+    pd_placement placement = {0};
+    PD_TRY(attach(g, id, rank, bytes, deadline, part, &placement));
+    if (part->ptr) return PD_OK;
+    return pd_fail(PD_E_DIST, "segment: rank %d is on another host (expected ranks that share memory)",
+                   pd_group_name(g, rank));
+}
+
 /* ---- the public segments ----------------------------------------------------------------------------------------- */
 
-static size_t page_round(size_t bytes) {
+size_t pd_page_round(size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     return (bytes + page - 1) & ~(page - 1);
 }
@@ -227,7 +235,7 @@ pd_status pd_group_segment_new(pd_group *g, size_t bytes, pd_segment **out) {
         return g->size > 1 ? pd_group_fail(g, true) : status;
     }
     atomic_init(&s->refs, 1);
-    s->bytes = page_round(bytes ? bytes : 1); /* an empty one has an address, too */
+    s->bytes = pd_page_round(bytes ? bytes : 1); /* an empty one has an address, too */
     s->rank = g->rank;
     s->size = g->size;
     s->id = ++g->segment_ids;
@@ -246,6 +254,7 @@ pd_status pd_group_segment_new(pd_group *g, size_t bytes, pd_segment **out) {
     return PD_OK;
 }
 
+void *pd_segment_peer(const pd_segment *s, int rank) { return s->parts[rank].ptr; }
 void *pd_segment_ptr(const pd_segment *s) { return s->parts[s->rank].ptr; }
 size_t pd_segment_bytes(const pd_segment *s) { return s->bytes; }
 void pd_segment_retain(pd_segment *s) { atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed); }

@@ -10,6 +10,8 @@ const char *const pd_collective_names[PD_COLL_COUNT] = {
     [PD_COLL_ALL_GATHER_PARTS] = "all_gather", [PD_COLL_REDUCE_SCATTER_PARTS] = "reduce_scatter",
     [PD_COLL_ALL_TO_ALL_PARTS] = "all_to_all",
     [PD_COLL_REDUCE_SCATTER] = "reduce_scatter", [PD_COLL_SEND] = "send", [PD_COLL_RECV] = "recv",
+    [PD_COLL_REDUCE_UNIT] = "reduce_unit", [PD_COLL_READ_SHARDS] = "read_shards",
+    [PD_COLL_WRITE_SHARDS] = "write_shards",
 };
 
 const char *const pd_reduce_names[PD_REDUCE_COUNT] = {
@@ -39,7 +41,8 @@ int pd_identity_text(const pd_identity *id, char *text, size_t size) {
     char more[96] = "";
     int n;
     switch (id->coll) {
-    case PD_COLL_BARRIER: return snprintf(text, size, "%s()", name);
+    case PD_COLL_BARRIER: case PD_COLL_READ_SHARDS: case PD_COLL_WRITE_SHARDS:
+        return snprintf(text, size, "%s()", name);
     case PD_COLL_SEGMENT: return snprintf(text, size, "%s(%.0f bytes)", name, id->scale);
     case PD_COLL_ALL_TO_ALL_PARTS: snprintf(more, sizeof more, ", the largest part"); break;
     case PD_COLL_ALL_GATHER_PARTS: snprintf(more, sizeof more, ", in parts"); break;
@@ -52,6 +55,7 @@ int pd_identity_text(const pd_identity *id, char *text, size_t size) {
     case PD_COLL_BROADCAST: case PD_COLL_GATHER: case PD_COLL_SCATTER:
         snprintf(more, sizeof more, ", root=%d", id->root);
         break;
+    case PD_COLL_REDUCE_UNIT: snprintf(more, sizeof more, ", unit %d, scale=%g", id->root, id->scale); break;
     case PD_COLL_SEND: snprintf(more, sizeof more, ", dst=%d, tag=%.0f", id->root, id->scale); break;
     case PD_COLL_RECV:
         if (id->root < 0) snprintf(more, sizeof more, ", src=any, tag=%.0f", id->scale);
