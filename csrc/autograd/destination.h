@@ -17,6 +17,7 @@ typedef struct pd_grad_owner {
     /* Another owner wants the leaf. PD_OK: this owner gives it up. NULL: it always refuses. */
     pd_status (*hand_over)(void *ctx, pd_tensor *leaf);
     void *ctx;
+    bool elsewhere; /* optimizers step another tensor in the leaf's place: its shard */
 } pd_grad_owner;
 
 typedef struct pd_grad_destination {

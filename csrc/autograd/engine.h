@@ -94,5 +94,7 @@ pd_status pd_run_close(pd_run *r, pd_status status);
 
 /* Adds g to the leaf's .grad, which is its destination's view if it has one. */
 pd_status pd_leaf_accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph);
+/* The same for a gradient that no backward has made: the leaf's hooks run as in backward. */
+pd_status pd_leaf_give(pd_tensor *leaf, pd_tensor *g);
 
 #endif

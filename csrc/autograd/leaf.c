@@ -142,6 +142,22 @@ static pd_status call_hooks_after(pd_tensor *leaf, pd_tensor *g) {
     return status;
 }
 
+pd_status pd_leaf_give(pd_tensor *leaf, pd_tensor *g) {
+    const bool plain = pd_parts_are_plain;
+    pd_status status = PD_OK;
+    pd_tensor_retain(g);
+    pd_parts_are_plain = false; /* hooks see parts as such */
+    if (leaf->meta) status = pd_call_grad_hooks(leaf->meta->hooks, 0, &g);
+    pd_parts_are_plain = true;
+    PD_THEN(pd_leaf_accumulate(leaf, g, false));
+    pd_parts_are_plain = false;
+    PD_THEN(call_hooks_after(leaf, g));
+    pd_tensor_release(g);
+    PD_THEN(call_leaf_hooks(leaf, PD_HOOK_READY, leaf));
+    pd_parts_are_plain = plain;
+    return status;
+}
+
 static pd_status call_sink(const pd_backward *b, pd_tensor *leaf, pd_tensor *g) {
     pd_tensor *own;
     PD_TRY(check_gradient("a leaf", leaf, g));

@@ -56,7 +56,13 @@ pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd
 /* The check before every write (tensor/storage.h) for a parameter, if it has a gradient. PD_E_RUNTIME: a step must not
    write it. Call it for all parameters before the first one is written. */
 static inline pd_status pd_step_ask_to_write(const char *op, const pd_tensor *param) {
-    return param->meta && param->meta->grad ? pd_storage_before_write(op, param->storage) : PD_OK;
+    const pd_meta *m = param->meta;
+    if (m && m->destination.owner && m->destination.owner->elsewhere)
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: parameter %s is sharded now, and the optimizer has what it was before (expected an "
+                       "optimizer that is made after fully_shard)",
+                       op, m->destination.owner->leaf);
+    return m && m->grad ? pd_storage_before_write(op, param->storage) : PD_OK;
 }
 /* Drops .grad of each parameter (set_to_none) or fills it with zeros. */
 pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_none);

@@ -171,6 +171,20 @@ pd_status pd_layout_pack(pd_layout *l, size_t first, size_t cap) {
     return PD_OK;
 }
 
+pd_status pd_layout_group(pd_layout *l, int n, const int *bucket) {
+    PD_TRY(pd_calloc(sizeof *l->buckets * (size_t)n, "layout", &l->buckets));
+    PD_TRY(pd_calloc(sizeof *l->by_bucket * (size_t)l->npieces, "layout", &l->by_bucket));
+    l->nbuckets = n;
+    for (int i = 0; i < l->npieces; i++) {
+        pd_bucket_span *span = &l->buckets[bucket[i]];
+        if (!span->count++) span->first = i;
+        span->numel += l->pieces[i].numel;
+        l->pieces[i].bucket = bucket[i];
+        l->by_bucket[i] = i;
+    }
+    return PD_OK;
+}
+
 void pd_layout_fini(pd_layout *l) {
     for (int i = 0; i < l->npieces; i++) pd_free((void *)(uintptr_t)l->pieces[i].name);
     for (pd_deal *d = l->deals, *next; d; d = next) {

@@ -66,6 +66,9 @@ void pd_layout_fini(pd_layout *l);
 /* Makes the buckets; called once. `first` and `cap` are in bytes. */
 pd_status pd_layout_pack(pd_layout *l, size_t first, size_t cap);
 
+/* Makes n buckets of given pieces instead: bucket[i] is that of piece i, ascending. Offsets are not set. */
+pd_status pd_layout_group(pd_layout *l, int n, const int *bucket);
+
 /* The elements of a piece that belong to `rank` of `world`. Costs a few instructions. With the rule `whole`, the first
    call for a world deals all such pieces out (n log n + n min(n, W) steps; 4 bytes a piece are kept), so two threads
    must not call it at the same time. PD_E_INDEX: no such piece; PD_E_VALUE: no such rank. */

@@ -33,6 +33,7 @@ def _whole(step):
             result = step(self, *args, **kwargs)
         finally:
             self._is_stepping = False
+            _C.end_writes()
         if self._step_post_hooks:
             self._end_step(args, kwargs)
         return result
@@ -237,6 +238,8 @@ def _copied(value, param, key=None):
         if key in ("step", "mu_product", "eta", "mu"):
             return int(value.item()) if key == "step" else float(value.item())
         dtype = param.dtype if value.is_floating_point() else value.dtype
+        if _C.spread_of(param) is not None and _C.spread_of(value) is None and value.shape == param.shape:
+            return _C.empty_like(param, dtype=dtype).copy_(value)  # this rank's part of it
         return value.to(param.device, dtype, copy=True)
     if isinstance(value, dict):
         return {k: _copied(v, param, k) for k, v in value.items()}

@@ -1,0 +1,95 @@
+/* A unit: parameters that are sharded together (fully_shard). Each parameter is cut along one dimension into a part for
+   each rank of the group. The rank's part is its shard: the parameter that optimizers see. All of it is its whole: what
+   forward and backward compute with.
+
+   Where the ranks share memory, the wholes exist once on the host (comm/group/common.h), and shards are views of them.
+   So nothing is gathered, copied or freed: a forward finds the whole where the optimizers of all ranks have written it.
+   readers.h keeps the order: a shard's storage has a guard, which begins a section before the first write, and a
+   whole's guard refuses writes. In a world of one the shard is the whole.
+
+   Elsewhere, and with PYDIST_FSDP=private, a shard has memory of its own. Wholes have memory between gather and drop;
+   a gather costs messages. Without memory they are on the device `meta`, so that using one is an error.
+
+   low: wholes are float16 or bfloat16 copies of shards with a wider dtype. Then shards always have memory of their own,
+   and the end of a section rounds into the wholes what has changed.
+
+   The layout has the pieces in the order of the parameters. In a whole's memory a rank has elements [lo, hi) of each of
+   `outer` rows of `row` elements: one row, except with cuts along later dimensions. */
+#ifndef PD_PARALLEL_UNIT_H
+#define PD_PARALLEL_UNIT_H
+
+#include "comm/group/readers.h"
+#include "parallel/layout.h"
+#include "tensor/tensor.h"
+
+typedef enum pd_unit_kind { PD_UNIT_ALONE, PD_UNIT_COMMON, PD_UNIT_GATHERED } pd_unit_kind;
+
+typedef struct pd_unit_param {
+    struct pd_unit *unit;
+    const pd_piece *piece;
+    pd_tensor *whole, *shard;  /* [strong] */
+    pd_storage *all, *rows;    /* [strong] their storages in common memory, with guards; NULL: they are not there */
+    pd_guard on_whole, on_rows;
+    int dim;
+    int64_t outer, row, lo, hi;
+    size_t at;                 /* bytes from the beginning of the wholes */
+    unsigned rounded;          /* low: 1 + the count of writes of the shard's storage when it was rounded; 0: never */
+} pd_unit_param;
+
+typedef struct pd_unit {
+    atomic_int refs;
+    pd_group *group;
+    pd_unit_kind kind;
+    pd_dtype low;              /* PD_NO_DTYPE: wholes have the shards' dtypes */
+    pd_layout layout;
+    int n;
+    pd_unit_param *params;
+    pd_readers *readers;       /* the group's */
+    pd_readers_client ending;  /* low: rounds */
+    pd_common *common;         /* NULL: no memory yet, or another kind */
+    size_t bytes;              /* of all wholes */
+    bool gathered;             /* the wholes have memory, */
+    uint64_t gathered_at;      /* filled when the shards had been written so often */
+    /* Whether shards may be written while this rank reads: all ranks have the unit's gradients. NULL: never. */
+    bool (*early)(void *ctx);
+    void *ctx;
+} pd_unit;
+
+typedef struct pd_unit_options {
+    pd_dtype low;
+    bool gathered;             /* not in common memory, even if the ranks share some */
+} pd_unit_options;
+
+/* [new] of n dense, contiguous leaves, which become the wholes. dims: where each is cut; names are copied. All ranks
+   call it, and have the same shapes; no memory moves yet. PD_E_VALUE: a parameter cannot be cut so. */
+pd_status pd_unit_new(pd_group *g, pd_tensor *const *params, const char *const *names, const int *dims, int n,
+                      pd_unit_options o, pd_unit **out);
+void pd_unit_retain(pd_unit *u);
+void pd_unit_release(pd_unit *u);
+
+/* The part [lo, hi) of each row that belongs to a rank. */
+pd_status pd_unit_cut(const pd_unit_param *p, int rank, int64_t *lo, int64_t *hi);
+/* [new] a tensor with the geometry of this rank's part and no memory: on meta. */
+pd_status pd_unit_empty_shard(const pd_unit *u, int param, pd_tensor **out);
+/* The parameter's shard is t from now on, which has its shape. Its values are taken by pd_unit_settle. */
+pd_status pd_unit_set_shard(pd_unit *u, int param, pd_tensor *t);
+/* Whether all shards and wholes are where they should be. */
+bool pd_unit_is_settled(const pd_unit *u);
+/* Moves shards that are elsewhere to the unit's memory, and the wholes with them; makes that memory if it is missing
+   or has other dtypes. first: the shards' values are those of the wholes. All ranks call it together if any needs it.
+   Nothing happens while shards are on meta. */
+pd_status pd_unit_settle(pd_unit *u, bool first, uint64_t site);
+
+/* Fills the wholes, unless they have the shards' present values, and drops their memory. For units of the kind
+   GATHERED; for others they do nothing. All ranks gather together. PD_E_RUNTIME: a whole is lent, so it cannot be
+   dropped. */
+pd_status pd_unit_gather(pd_unit *u, uint64_t site);
+pd_status pd_unit_drop(pd_unit *u);
+/* The wholes may hold other values than before. */
+void pd_unit_changed(pd_unit *u);
+/* Rounds shards that have changed into the wholes, in a world of one; only with low. */
+void pd_unit_round(pd_unit *u);
+/* A number that changes when a shard is written. */
+uint64_t pd_unit_writes(const pd_unit *u);
+
+#endif

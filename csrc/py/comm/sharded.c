@@ -1,0 +1,477 @@
+/* Units of sharded parameters and sharded models in Python, below nn.parallel.fsdp. */
+#include "parallel/sharded.h"
+
+#include "base/mem.h"
+#include "py/comm/comm_impl.h"
+#include "py/py.h"
+
+/* ---- units ------------------------------------------------------------------------------------------------------- */
+
+/* A place of a module that shows the shard, and inside of forward the whole. */
+typedef struct place {
+    PyObject *parameters, *name; /* [strong] the module's dictionary, and the key */
+    PyObject *shard, *whole;     /* [strong] */
+    int param;
+} place;
+
+typedef struct {
+    PyObject_HEAD
+    pd_unit *u;
+    place *places;
+    size_t count, room;
+    int inside;  /* enters that no leave has followed */
+    bool shown;  /* the places show the wholes */
+} pyunit;
+
+static pd_unit *unit_of(PyObject *o) { return ((pyunit *)o)->u; }
+
+/* *out: [new] n C strings, borrowed from the tuple *keep, [new]. */
+static bool read_names(PyObject *o, Py_ssize_t n, PyObject **keep, const char ***out) {
+    *out = NULL;
+    if (!(*keep = pd_py_items(o, "ShardUnit", "names", "a list of str"))) return false;
+    if (PyTuple_GET_SIZE(*keep) != n) {
+        PyErr_Format(PyExc_ValueError, "ShardUnit: got %zd names for %zd parameters (expected one each)",
+                     PyTuple_GET_SIZE(*keep), n);
+        return false;
+    }
+    pd_status status = pd_malloc(sizeof **out * (size_t)(n + 1), "ShardUnit", out);
+    if (status) pd_py_raise(status);
+    for (Py_ssize_t i = 0; i < n && !status; i++)
+        if (!((*out)[i] = PyUnicode_AsUTF8(PyTuple_GET_ITEM(*keep, i)))) return false;
+    return !status;
+}
+
+static bool read_dims(PyObject *o, Py_ssize_t n, int **out) {
+    PyObject *dims = pd_py_items(o, "ShardUnit", "dims", "a list of int");
+    bool ok = dims && PyTuple_GET_SIZE(dims) == n;
+    *out = NULL;
+    if (dims && !ok) PyErr_SetString(PyExc_ValueError, "ShardUnit: dims do not fit (expected one for each parameter)");
+    pd_status status = ok ? pd_malloc(sizeof **out * (size_t)(n + 1), "ShardUnit", out) : PD_OK;
+    if (status) pd_py_raise(status);
+    for (Py_ssize_t i = 0; ok && !status && i < n; i++)
+        ok = pd_py_int_in(PyTuple_GET_ITEM(dims, i), "ShardUnit", "dims", 0, PD_MAX_DIMS - 1, &(*out)[i]);
+    Py_XDECREF(dims);
+    return ok && !status;
+}
+
+static PyObject *unit_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *keywords[] = {"group", "params", "names", "dims", "low", "gathered", NULL};
+    PyObject *group, *params, *names, *dims, *low = Py_None, *seq = NULL, *keep = NULL;
+    int gathered = 0, *cut = NULL;
+    pd_unit_options o = {0};
+    pd_tensor **list = NULL;
+    const char **texts = NULL;
+    Py_ssize_t n;
+    int64_t dtype;
+    pyunit *self = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|Op:ShardUnit", keywords, &group, &params, &names, &dims, &low,
+                                     &gathered) ||
+        !pd_py_dtype(low, "ShardUnit", "low", &dtype))
+        return NULL;
+    pd_group *g = pd_py_group(group);
+    if (!g || !pd_py_tensors(params, "ShardUnit", "params", &seq, &list, &n)) return NULL;
+    o = (pd_unit_options){.low = (pd_dtype)dtype, .gathered = gathered};
+    if (read_names(names, n, &keep, &texts) && read_dims(dims, n, &cut) &&
+        (self = (pyunit *)type->tp_alloc(type, 0))) {
+        pd_status status = pd_unit_new(g, list, texts, cut, (int)n, o, &self->u);
+        if (status) {
+            Py_CLEAR(self);
+            pd_py_raise(status);
+        }
+    }
+    pd_free((void *)(uintptr_t)texts);
+    pd_free(cut);
+    pd_free(list);
+    Py_XDECREF(seq);
+    Py_XDECREF(keep);
+    return (PyObject *)self;
+}
+
+static int unit_traverse(PyObject *o, visitproc visit, void *arg) {
+    pyunit *self = (pyunit *)o;
+    Py_VISIT(Py_TYPE(o));
+    for (size_t i = 0; i < self->count; i++) {
+        Py_VISIT(self->places[i].parameters);
+        Py_VISIT(self->places[i].shard);
+        Py_VISIT(self->places[i].whole);
+    }
+    return 0;
+}
+
+static int unit_clear(PyObject *o) {
+    pyunit *self = (pyunit *)o;
+    for (size_t i = 0; i < self->count; i++) {
+        Py_CLEAR(self->places[i].parameters);
+        Py_CLEAR(self->places[i].name);
+        Py_CLEAR(self->places[i].shard);
+        Py_CLEAR(self->places[i].whole);
+    }
+    self->count = 0;
+    return 0;
+}
+
+static void unit_dealloc(PyObject *o) {
+    pyunit *self = (pyunit *)o;
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
+    unit_clear(o);
+    pd_free(self->places);
+    pd_unit_release(self->u);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static bool number_of(PyObject *self, PyObject *number, const char *op, int *out) {
+    return pd_py_int_in(number, op, "param", 0, unit_of(self)->n - 1, out);
+}
+
+static PyObject *empty_shard(PyObject *self, PyObject *number) {
+    pd_tensor *t;
+    int i;
+    if (!number_of(self, number, "empty_shard", &i)) return NULL;
+    PD_PY_TRY(pd_unit_empty_shard(unit_of(self), i, &t));
+    return pd_py_wrap_new(t);
+}
+
+static PyObject *set_shard(PyObject *o, PyObject *args) {
+    pyunit *self = (pyunit *)o;
+    PyObject *number, *shard;
+    pd_tensor *t;
+    int i;
+    if (!PyArg_ParseTuple(args, "OO:set_shard", &number, &shard) || !number_of(o, number, "set_shard", &i) ||
+        !(t = pd_py_expect_tensor(shard, "set_shard", "shard")))
+        return NULL;
+    PD_PY_TRY(pd_unit_set_shard(self->u, i, t));
+    for (size_t k = 0; k < self->count; k++)
+        if (self->places[k].param == i) Py_SETREF(self->places[k].shard, Py_NewRef(shard));
+    Py_RETURN_NONE;
+}
+
+static PyObject *add_place(PyObject *o, PyObject *args) {
+    pyunit *self = (pyunit *)o;
+    PyObject *parameters, *name, *number;
+    int i;
+    if (!PyArg_ParseTuple(args, "OO!U:add_place", &number, &PyDict_Type, &parameters, &name) ||
+        !number_of(o, number, "add_place", &i))
+        return NULL;
+    if (!self->u->params[i].shard)
+        return PyErr_Format(PyExc_RuntimeError, "add_place: parameter %d has no shard (expected set_shard first)", i);
+    PD_PY_TRY(pd_grow(&self->places, &self->room, self->count + 1, sizeof *self->places, "ShardUnit"));
+    PyObject *shard = pd_py_wrap(self->u->params[i].shard), *whole = pd_py_wrap(self->u->params[i].whole);
+    if (!shard || !whole) {
+        Py_XDECREF(shard);
+        Py_XDECREF(whole);
+        return NULL;
+    }
+    self->places[self->count++] = (place){Py_NewRef(parameters), Py_NewRef(name), shard, whole, i};
+    Py_RETURN_NONE;
+}
+
+static PyObject *shard_of(PyObject *self, PyObject *number) {
+    int i;
+    return number_of(self, number, "shard", &i) ? pd_py_wrap(unit_of(self)->params[i].shard) : NULL;
+}
+
+static PyObject *whole_of(PyObject *self, PyObject *number) {
+    int i;
+    return number_of(self, number, "whole", &i) ? pd_py_wrap(unit_of(self)->params[i].whole) : NULL;
+}
+
+/* Whether all places show what the unit has put there. */
+static bool is_intact(const pyunit *self) {
+    for (size_t i = 0; i < self->count; i++) {
+        const place *p = &self->places[i];
+        PyObject *now = PyDict_GetItemWithError(p->parameters, p->name);
+        if (now != p->shard && now != p->whole) return false;
+    }
+    return pd_unit_is_settled(self->u);
+}
+
+static PyObject *intact(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyBool_FromLong(is_intact((pyunit *)self));
+}
+
+static int put(pyunit *self, bool wholes) {
+    for (size_t i = 0; i < self->count; i++) {
+        place *p = &self->places[i];
+        pd_unit_param *param = &self->u->params[p->param];
+        if (wholes) param->whole->requires_grad = param->shard->requires_grad;
+        if (PyDict_GetItemWithError(p->parameters, p->name) != (wholes ? p->shard : p->whole)) continue;
+        if (PyDict_SetItem(p->parameters, p->name, wholes ? p->whole : p->shard)) return -1;
+    }
+    self->shown = wholes;
+    return 0;
+}
+
+static PyObject *enter(PyObject *o, PyObject *unused) {
+    pyunit *self = (pyunit *)o;
+    (void)unused;
+    if (self->u->kind == PD_UNIT_GATHERED) PD_PY_TRY(pd_unit_gather(self->u, pd_py_site()));
+    if (!self->shown && put(self, true)) return NULL;
+    self->inside++;
+    Py_RETURN_NONE;
+}
+
+static PyObject *leave(PyObject *o, PyObject *keeps) {
+    pyunit *self = (pyunit *)o;
+    int keep = PyObject_IsTrue(keeps);
+    if (keep < 0) return NULL;
+    if (--self->inside > 0 || keep) Py_RETURN_NONE;
+    if (put(self, false)) return NULL;
+    PD_PY_TRY(pd_unit_drop(self->u));
+    Py_RETURN_NONE;
+}
+
+static PyObject *unshard(PyObject *o, PyObject *unused) {
+    pyunit *self = (pyunit *)o;
+    (void)unused;
+    PD_PY_TRY(pd_unit_gather(self->u, pd_py_site()));
+    if (put(self, true)) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *reshard(PyObject *o, PyObject *unused) {
+    pyunit *self = (pyunit *)o;
+    (void)unused;
+    if (self->inside > 0) Py_RETURN_NONE;
+    if (put(self, false)) return NULL;
+    PD_PY_TRY(pd_unit_drop(self->u));
+    Py_RETURN_NONE;
+}
+
+static PyObject *settle(PyObject *o, PyObject *first) {
+    int begins = PyObject_IsTrue(first);
+    if (begins < 0) return NULL;
+    PD_PY_TRY(pd_unit_settle(unit_of(o), begins, pd_py_site()));
+    Py_RETURN_NONE;
+}
+
+static PyObject *cut_of(PyObject *self, PyObject *args) {
+    PyObject *number;
+    int i, rank;
+    int64_t lo, hi;
+    if (!PyArg_ParseTuple(args, "Oi:cut", &number, &rank) || !number_of(self, number, "cut", &i)) return NULL;
+    PD_PY_TRY(pd_unit_cut(&unit_of(self)->params[i], rank, &lo, &hi));
+    return Py_BuildValue("LL", (long long)lo, (long long)hi);
+}
+
+static PyObject *get_kind(PyObject *self, void *unused) {
+    static const char *const names[] = {"alone", "common", "gathered"};
+    (void)unused;
+    return PyUnicode_FromString(names[unit_of(self)->kind]);
+}
+static PyObject *get_shown(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(((pyunit *)self)->shown);
+}
+static PyObject *get_bytes(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromSize_t(unit_of(self)->bytes);
+}
+
+static PyMethodDef unit_methods[] = {
+    {"empty_shard", empty_shard, METH_O, "empty_shard(param)\n\nA tensor on meta with the sizes of this rank's part."},
+    {"set_shard", set_shard, METH_VARARGS,
+     "set_shard(param, shard)\n\nThe tensor is the parameter's shard from now on."},
+    {"add_place", add_place, METH_VARARGS,
+     "add_place(param, parameters, name)\n\nparameters[name] shows the shard, and inside of forward the whole."},
+    {"shard", shard_of, METH_O, "shard(param)\n\nThe parameter's shard."},
+    {"whole", whole_of, METH_O, "whole(param)\n\nThe parameter's whole."},
+    {"intact", intact, METH_NOARGS,
+     "intact()\n\nWhether all places show shards or wholes of the unit, and all memory is where it should be."},
+    {"enter", enter, METH_NOARGS, "enter()\n\nA forward begins: the places show wholes, which are there."},
+    {"leave", leave, METH_O,
+     "leave(keep)\n\nIt ends: the places show shards, unless keep or an outer forward goes on."},
+    {"unshard", unshard, METH_NOARGS, "unshard()\n\nThe places show wholes, which are there."},
+    {"reshard", reshard, METH_NOARGS, "reshard()\n\nThe places show shards, unless a forward goes on."},
+    {"settle", settle, METH_O,
+     "settle(first)\n\nMoves shards to the unit's memory; first: with the values of the wholes. All ranks call it."},
+    {"cut", cut_of, METH_VARARGS, "cut(param, rank)\n\nThe elements (from, to) of each row that belong to the rank."},
+    {0},
+};
+static PyGetSetDef unit_getset[] = {
+    {"kind", get_kind, NULL,
+     "'alone': a world of one; 'common': wholes are in memory of all ranks; 'gathered': each rank gathers them.", NULL},
+    {"shown", get_shown, NULL, "Whether the places show the wholes.", NULL},
+    {"nbytes", get_bytes, NULL, "The bytes of all wholes in common memory; 0: there is none.", NULL},
+    {0},
+};
+static PyType_Slot unit_slots[] = {
+    {Py_tp_new, unit_new}, {Py_tp_dealloc, unit_dealloc}, {Py_tp_traverse, unit_traverse}, {Py_tp_clear, unit_clear},
+    {Py_tp_methods, unit_methods}, {Py_tp_getset, unit_getset},
+    {Py_tp_doc, "ShardUnit(group, params, names, dims, low=None, gathered=False)\n\nParameters that are sharded "
+                "together (csrc/parallel/unit.h). All ranks of the group make it."},
+    {0},
+};
+static PyType_Spec unit_spec = {.name = "pydist._C.ShardUnit", .basicsize = sizeof(pyunit), .slots = unit_slots,
+                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC};
+
+/* ---- sharded models ---------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    pd_sharded *s;
+    int n;
+} pysharded;
+
+static pd_sharded *model_of(PyObject *o) { return ((pysharded *)o)->s; }
+
+static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *keywords[] = {"units", "last_is_outer", "replicas", NULL};
+    PyObject *units, *replicas = Py_None, *seq = NULL;
+    pd_unit **list = NULL;
+    pd_group *g = NULL;
+    int outer;
+    pysharded *self = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Op|O:Sharded", keywords, &units, &outer, &replicas) ||
+        !(seq = pd_py_items(units, "Sharded", "units", "a list of ShardUnit")))
+        return NULL;
+    Py_ssize_t n = PyTuple_GET_SIZE(seq);
+    if (n < 1) PyErr_SetString(PyExc_ValueError, "Sharded: there are no units (expected at least one)");
+    if (n < 1 || (replicas != Py_None && !(g = pd_py_group(replicas)))) goto done;
+    pd_status status = pd_malloc(sizeof *list * (size_t)n, "Sharded", &list);
+    for (Py_ssize_t i = 0; i < n && !status; i++) {
+        PyObject *o = PyTuple_GET_ITEM(seq, i);
+        if (Py_TYPE(o) != (PyTypeObject *)pd_py.ShardUnit)
+            status = pd_fail(PD_E_TYPE, "Sharded: unit %zd is %.100s (expected ShardUnit)", i, Py_TYPE(o)->tp_name);
+        else list[i] = unit_of(o);
+    }
+    if (!status && (self = (pysharded *)type->tp_alloc(type, 0))) {
+        self->n = (int)n;
+        status = pd_sharded_new(list, (int)n, outer, g, &self->s);
+    }
+    if (status) {
+        Py_CLEAR(self);
+        pd_py_raise(status);
+    }
+done:
+    pd_free(list);
+    Py_XDECREF(seq);
+    return (PyObject *)self;
+}
+
+static void model_dealloc(PyObject *o) {
+    PyTypeObject *type = Py_TYPE(o);
+    pd_sharded_free(model_of(o));
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static PyObject *model_enter(PyObject *self, PyObject *unused) {
+    (void)unused;
+    bool outermost;
+    if (pd_is_recording()) pd_record_refuse("it runs a sharded module");
+    PD_PY_TRY(pd_sharded_enter(model_of(self), pd_py_site(), &outermost));
+    return PyBool_FromLong(outermost);
+}
+
+static PyObject *model_leave(PyObject *self, PyObject *unused) {
+    (void)unused;
+    pd_sharded_leave(model_of(self));
+    Py_RETURN_NONE;
+}
+
+static PyObject *set_options(PyObject *o, PyObject *args, PyObject *kwargs) {
+    static char *keywords[] = {"unit", "accumulates", "apart", "keeps", "divisor", "reduced", NULL};
+    pysharded *self = (pysharded *)o;
+    int unit, accumulates, apart, keeps;
+    double divisor;
+    PyObject *reduced;
+    int64_t dtype;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ipppdO:set_options", keywords, &unit, &accumulates, &apart, &keeps,
+                                     &divisor, &reduced) ||
+        !pd_py_dtype(reduced, "set_options", "reduced", &dtype))
+        return NULL;
+    if (unit < 0 || unit >= self->n)
+        return PyErr_Format(PyExc_IndexError, "set_options: unit is %d (expected 0 to %d)", unit, self->n - 1);
+    *pd_sharded_options_of(self->s, unit) =
+        (pd_sharded_options){accumulates, apart, keeps, divisor, (pd_dtype)dtype};
+    Py_RETURN_NONE;
+}
+
+static pd_status call_end(void *fn, void *unused) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    (void)unused;
+    PyObject *result = PyObject_CallNoArgs(fn);
+    pd_status status = result ? PD_OK : pd_py_caught();
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    return status;
+}
+
+static PyObject *set_end(PyObject *self, PyObject *fn) {
+    pd_sharded_set_end(model_of(self), pd_py_closure(fn, call_end));
+    Py_RETURN_NONE;
+}
+
+static PyObject *get_running(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(pd_sharded_is_running(model_of(self)));
+}
+
+static PyMethodDef model_methods[] = {
+    {"enter", model_enter, METH_NOARGS,
+     "enter()\n\nA forward begins; calls nest. Returns whether it is the outermost one."},
+    {"leave", model_leave, METH_NOARGS, "leave()\n\nIt ends."},
+    {"set_options", (PyCFunction)(void (*)(void))set_options, METH_VARARGS | METH_KEYWORDS,
+     "set_options(unit, accumulates, apart, keeps, divisor, reduced)\n\nHow backward reduces a unit "
+     "(csrc/parallel/sharded.h)."},
+    {"set_end", set_end, METH_O, "set_end(fn)\n\nfn() is called when a backward has ended."},
+    {0},
+};
+static PyGetSetDef model_getset[] = {
+    {"is_running", get_running, NULL, "Whether a backward is under way.", NULL},
+    {0},
+};
+static PyType_Slot model_slots[] = {
+    {Py_tp_new, model_new}, {Py_tp_dealloc, model_dealloc}, {Py_tp_methods, model_methods},
+    {Py_tp_getset, model_getset},
+    {Py_tp_doc, "Sharded(units, last_is_outer, replicas=None)\n\nThe units of a sharded model, in the order in which "
+                "backward has their gradients (csrc/parallel/sharded.h)."},
+    {0},
+};
+static PyType_Spec model_spec = {.name = "pydist._C.Sharded", .basicsize = sizeof(pysharded), .slots = model_slots,
+                                 .flags = Py_TPFLAGS_DEFAULT};
+
+static PyObject *end_writes(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    pd_readers_written_here();
+    Py_RETURN_NONE;
+}
+
+static PyObject *begin_reading(PyObject *module, PyObject *group) {
+    pd_group *g = pd_py_group(group);
+    pd_readers *r = NULL;
+    (void)module;
+    if (!g) return NULL;
+    PD_PY_TRY(pd_group_readers(g, &r));
+    PD_PY_TRY(pd_readers_begin(r, pd_py_site()));
+    Py_RETURN_NONE;
+}
+
+static PyObject *end_reading(PyObject *module, PyObject *group) {
+    pd_group *g = pd_py_group(group);
+    pd_readers *r = NULL;
+    (void)module;
+    if (!g) return NULL;
+    PD_PY_TRY(pd_group_readers(g, &r));
+    pd_readers_end(r);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"end_writes", end_writes, METH_NOARGS,
+     "end_writes()\n\nThis thread has finished writing its shards of sharded models; other ranks may read them."},
+    {"begin_reading", begin_reading, METH_O,
+     "begin_reading(group)\n\nWaits until all ranks of the group have finished writing their shards; until end_reading "
+     "they do not write."},
+    {"end_reading", end_reading, METH_O, "end_reading(group)\n\nEnds what begin_reading began."},
+    {0},
+};
+
+int pd_py_add_sharded(PyObject *module) {
+    if (!pd_py_type(module, &unit_spec, NULL, &pd_py.ShardUnit)) return -1;
+    if (!pd_py_type(module, &model_spec, NULL, &pd_py.Sharded)) return -1;
+    return PyModule_AddFunctions(module, functions);
+}
