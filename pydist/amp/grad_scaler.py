@@ -7,7 +7,7 @@ from pydist import _C, cuda
 from pydist._grad_mode import no_grad
 from pydist._replay import in_python
 from pydist.amp import _on_device
-from pydist.nn.utils.clip_grad import _two_norm, clip_grad_norm_
+from pydist.nn.utils.clip_grad import _two_norm, clip_grad_norm_, parts_of
 
 
 class GradScaler:
@@ -97,15 +97,18 @@ class GradScaler:
             raise ValueError("Attempting to unscale FP16 gradients.")
         return grads
 
-    def _agree(self, finite):
-        """Whether the gradients are finite on all ranks of the group."""
-        if self._process_group is None:
-            return finite
-        from pydist import distributed as dist
+    def _agree(self, finite, grads):
+        """Whether the gradients are finite on all ranks of the group, and of the meshes of DTensors among them."""
+        groups = [] if self._process_group is None else [self._process_group]
+        for over, _ in parts_of(grads)[1]:
+            groups += over.groups
+        for group in groups:
+            from pydist import distributed as dist
 
-        broken = _C.tensor(0.0 if finite else 1.0, device="cpu")
-        dist.all_reduce(broken, dist.ReduceOp.MAX, group=self._process_group)
-        return broken.item() == 0.0
+            broken = _C.tensor(0.0 if finite else 1.0, device="cpu")
+            dist.all_reduce(broken, dist.ReduceOp.MAX, group=group)
+            finite = broken.item() == 0.0
+        return finite
 
     @in_python
     @no_grad()
@@ -123,7 +126,7 @@ class GradScaler:
                 dist.all_reduce(found, dist.ReduceOp.MAX, group=self._process_group)
             self._found[id(optimizer)] = found
         else:
-            self._found[id(optimizer)] = self._agree(_C.scale_tensors(grads, 1.0 / self.get_scale()))
+            self._found[id(optimizer)] = self._agree(_C.scale_tensors(grads, 1.0 / self.get_scale()), grads)
 
     @in_python
     @no_grad()
@@ -140,7 +143,7 @@ class GradScaler:
         norm = _two_norm(grads) / self._scale
         factor = min(1.0, float(max_norm) / (norm + 1e-6))
         _C.scale_tensors(grads, factor / self._scale)
-        self._found[id(optimizer)] = self._agree(math.isfinite(norm))
+        self._found[id(optimizer)] = self._agree(math.isfinite(norm), grads)
         return _C.tensor(norm, device="cpu")
 
     @in_python

@@ -92,6 +92,23 @@ class TensorPart:
         return f"TensorPart({local} at {self.offsets if self.begin is None else self.begin} of {whole})"
 
 
+def as_part(value):
+    """A DTensor as the part that this rank holds; other values as they are."""
+    spec = _C.spread_of(value) if isinstance(value, _C.Tensor) else None
+    if spec is None:
+        return value
+    replica, replicas = 0, 1
+    for place, ranks, rank in zip(spec.placements, spec.mesh.shape, spec.mesh.get_coordinate(), strict=True):
+        if place.is_partial():
+            raise ValueError(
+                f"checkpoint: a DTensor with the placements {spec.placements} (expected Shard and Replicate)"
+            )
+        if place.is_replicate():
+            replica, replicas = replica * ranks + rank, replicas * ranks
+    offsets = [begin for begin, _ in spec.ranges()]
+    return TensorPart(_C.local_part(value.detach()), spec.shape, offsets, replica=replica, replicas=replicas)
+
+
 def flat_boxes(shape, begin, end):
     """[(offsets, sizes)] of the elements number begin to end - 1 of a tensor, in the order of memory."""
     if begin >= end:
@@ -142,7 +159,7 @@ def written(state, rank, ranks):
     order."""
     found, loads = [], [0] * ranks
     for number, name in enumerate(sorted(state)):
-        value = state[name]
+        value = as_part(state[name])
         if isinstance(value, TensorPart):
             for offsets, tensor in value.boxes():
                 part = _shared(offsets, tensor, value.replica, value.replicas, number % value.replicas)
@@ -161,6 +178,7 @@ def written(state, rank, ranks):
 
 def wanted(value):
     """([(offsets, tensor)], shape of the whole): what a rank wants of a tensor that it loads."""
+    value = as_part(value)
     if isinstance(value, TensorPart):
         return value.boxes(), value.shape
     return [((0,) * value.dim(), value.detach())], tuple(value.shape)

@@ -8,7 +8,7 @@ the wrapper's "module.". Optimizers have {"state": {name: {...}}, "param_groups"
 their own state_dict() has numbers; several optimizers of a model have one dictionary together. So a model and its
 optimizers can be loaded with and without wrappers, and if the groups of parameters have another order.
 
-All tensors are whole on every rank, so nothing is gathered.
+Tensors are whole on every rank, or DTensors, of which each rank has a part. Only full_state_dict gathers these.
 """
 
 import warnings
@@ -45,8 +45,8 @@ _IncompatibleKeys = namedtuple("IncompatibleKeys", ("missing_keys", "unexpected_
 class StateDictOptions:
     """How get_state_dict and set_state_dict work.
 
-    full_state_dict: get returns plain dictionaries with whole tensors. Tensors are always whole here, so nothing is
-    gathered. set makes the parameters of a model on the meta device from the tensors that are loaded.
+    full_state_dict: get returns plain dictionaries with whole tensors; DTensors are gathered. set takes whole tensors for
+    DTensors, too, and makes the parameters of a model on the meta device from the tensors that are loaded.
     cpu_offload: tensors that are on a GPU are copied to the CPU. With full_state_dict only rank 0 gets the state, and
     the others get {}.
     ignore_frozen_params: get leaves out parameters that do not require gradients.
@@ -194,8 +194,16 @@ def _mapped(fn, value):
     return fn(value)
 
 
+def _whole(value):
+    """A DTensor as the whole tensor, for which all ranks call it."""
+    return value.detach().full_tensor() if isinstance(value, _C.Tensor) and _C.spread_of(value) is not None else value
+
+
 def _placed(state, options):
     """What get returns: `state` where the options want it."""
+    if options.full_state_dict:
+        keeps = not options.cpu_offload or get_rank() == 0
+        state = _mapped(lambda x: whole if (whole := _whole(x)) is x or keeps else None, state)
     if options.full_state_dict and options.cpu_offload and get_rank() != 0:
         return {}
     if not (options.full_state_dict or options.cpu_offload):

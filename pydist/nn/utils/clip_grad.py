@@ -38,11 +38,78 @@ def _over(group, value, op="SUM"):
     return here if isinstance(value, _C.Tensor) else here.item()
 
 
+class _Spread:
+    """The groups over which the parts of DTensors make one vector: one for each dimension of their mesh that shards."""
+
+    def __init__(self, spec):
+        for place in spec.placements:
+            if place.is_partial():
+                raise ValueError(
+                    f"get_total_norm: a gradient has the placements {spec.placements} (expected Shard and Replicate)"
+                )
+        self.groups = [spec.mesh.get_group(d) for d, place in enumerate(spec.placements) if place.is_shard()]
+
+    def __eq__(self, other):
+        return self.groups == other.groups
+
+
+def parts_of(tensors):
+    """The plain tensors, and for each set of groups the local parts of the DTensors over it."""
+    plain, spread = [], []
+    for t in tensors:
+        spec = _C.spread_of(t)
+        if spec is None:
+            plain.append(t)
+            continue
+        over = _Spread(spec)
+        local = _C.local_part(t.detach())
+        known = next((parts for groups, parts in spread if groups == over), None)
+        if known is None:
+            spread.append((over, [local]))
+        else:
+            known.append(local)
+    return plain, spread
+
+
 def _two_norm(tensors, group=None):
     """The 2-norm of all elements, as a float."""
+    plain, spread = parts_of(tensors)
+    if spread:
+        sums = [_squares(plain)] if plain else []
+        for over, parts in spread:
+            sums.append(_squares([t for t in parts if t.numel()]))
+            for one in over.groups:
+                _over(one, sums[-1])
+        return _C.exact_norm(_over(group, _C.stack(sums).sum(0)))
+    return _C.exact_norm(_over(group, _squares(tensors)))
+
+
+def _squares(tensors):
+    """The exact sum of squares on this rank, as an int64 tensor."""
     gpus = _by_device([t for t in tensors if t.is_cuda])
     squares = sum(_C.sums_of_squares(some).sum().item() for some in gpus)
-    return _C.exact_norm(_over(group, _C.exact_squares([t for t in tensors if not t.is_cuda], squares)))
+    return _C.exact_squares([t for t in tensors if not t.is_cuda], squares)
+
+
+def _extreme(tensors, norm_type):
+    """The largest or the least of all |elements|, as a float."""
+    extreme, none = (_C.max, 0.0) if norm_type > 0 else (_C.min, math.inf)
+    each = [extreme(t.abs()).double().to("cpu") for t in tensors]
+    return extreme(_C.stack(each)).item() if each else none
+
+
+def _powers(tensors, norm_type):
+    """The sum of all |elements| ^ norm_type, as a float."""
+    sums = [t.abs().double().pow(norm_type).sum().to("cpu") for t in tensors]
+    return _C.stack(sums).sum().item() if sums else 0.0
+
+
+def _nonzero(tensors, over):
+    """How many tensors are not all 0; those over groups are parts."""
+    found = _C.tensor([float((t != 0).any().item()) if t.numel() else 0.0 for t in tensors], device="cpu")
+    for one in over:
+        _over(one, found, "MAX")
+    return float(found.sum().item())
 
 
 def _norm(tensors, norm_type, group):
@@ -52,15 +119,26 @@ def _norm(tensors, norm_type, group):
     for t in tensors:
         if not (t.is_floating_point() or t.is_complex()):
             raise TypeError(f"get_total_norm: got a tensor of {t.dtype} (expected a complex or floating dtype)")
-    if math.isinf(norm_type):
-        extreme, none, op = (_C.max, 0.0, "MAX") if norm_type > 0 else (_C.min, math.inf, "MIN")
-        each = [extreme(t.abs()).double().to("cpu") for t in tensors]
-        return _over(group, extreme(_C.stack(each)).item() if each else none, op)
+    plain, spread = parts_of(tensors)
     if norm_type == 0.0:
-        return _over(group, float(sum((t != 0).any().item() for t in tensors)))
-    sums = [t.abs().double().pow(norm_type).sum().to("cpu") for t in tensors] or [_C.zeros((), device="cpu")]
-    total = _over(group, _C.stack(sums).sum().item())
+        return _over(group, _nonzero(plain, ()) + sum(_nonzero(parts, over.groups) for over, parts in spread))
+    compute, op = (_extreme, "MAX" if norm_type > 0 else "MIN") if math.isinf(norm_type) else (_powers, "SUM")
+    found = [compute(plain, norm_type)]
+    for over, parts in spread:
+        value = compute([t for t in parts if t.numel()], norm_type)
+        for one in over.groups:
+            value = _over(one, value, op)
+        found.append(value)
+    if math.isinf(norm_type):
+        return _over(group, max(found) if norm_type > 0 else min(found), op)
+    total = _over(group, sum(found))
     return _C.tensor(total, dtype=_C.float64, device="cpu").pow(1.0 / norm_type).item()
+
+
+def _replicated(total, mesh):
+    from pydist.distributed.tensor import DTensor
+
+    return DTensor.from_local(total, mesh)
 
 
 @no_grad()
@@ -71,6 +149,9 @@ def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=Non
     On a CPU the 2-norm is exact until it is rounded to float64: its bits do not depend on how the elements are cut into
     tensors, threads or ranks. NaN and infinities count whatever else there is. On a GPU squares are added in float64, in
     an order that the shapes fix, and so are the powers of other norms everywhere.
+
+    Parts of DTensors count as one tensor: their elements are added over the ranks that have different parts, so all ranks
+    of their mesh call it. The norm is a replicated DTensor then.
 
     With `group`, a process group, the tensors are this rank's part of one vector, and the norm is that of all ranks'
     parts; elements that several ranks hold count several times. All ranks of the group call it, also those without a
@@ -90,7 +171,13 @@ def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=Non
     """
     tensors, norm_type = _listed(tensors), float(norm_type)
     filled = [t for t in tensors if t.numel()]
-    if norm_type == 2.0 and group is None and not error_if_nonfinite and _on_one_gpu(filled):
+    if (
+        norm_type == 2.0
+        and group is None
+        and not error_if_nonfinite
+        and _on_one_gpu(filled)
+        and not parts_of(filled)[1]
+    ):
         # the host does not wait for it
         return _C.sums_of_squares(filled).sum().sqrt().to(tensors[0].device, tensors[0].dtype.to_real())
     norm = _norm(filled, norm_type, group)
@@ -102,7 +189,9 @@ def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=Non
         )
     if not tensors:
         return _C.tensor(norm)
-    return _C.tensor(norm, dtype=tensors[0].dtype.to_real(), device=tensors[0].device)
+    total = _C.tensor(norm, dtype=tensors[0].dtype.to_real(), device=tensors[0].device)
+    spec = _C.spread_of(tensors[0])
+    return total if spec is None else _replicated(total, spec.mesh)
 
 
 @no_grad()
