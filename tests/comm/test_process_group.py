@@ -211,6 +211,21 @@ def test_a_caught_failure_leaves_the_exit_hook_alone(launch):
     assert done.returncode != 0 and sorted(done.stdout.splitlines()) == ["[0] own hook", "[1] own hook"]
 
 
+def test_an_error_that_c_code_prints_ends_no_rank(launch):
+    """CPython prints errors that it can tell nobody, and goes on: the other ranks go on, too."""
+    done = launch("""
+        dist.init_process_group()
+        if dist.get_rank() == 1:
+            sys.excepthook(SystemError, SystemError("printed by C"), None)
+        x = pydist.ones(3)
+        dist.all_reduce(x)
+        print(x.tolist())
+    """)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] [2.0, 2.0, 2.0]", "[1] [2.0, 2.0, 2.0]"]
+    assert "printed by C" in done.stderr
+
+
 # Without a launcher.
 
 

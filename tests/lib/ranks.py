@@ -14,6 +14,7 @@ import pytest
 
 from pydist import _C
 from pydist.distributed.threads import Together
+from tests.lib.processes import within
 
 TESTS = str(Path(__file__).resolve().parents[1])
 LONG = "FULL_LONG" in os.environ  # .ci/full: more worlds, sizes and seconds
@@ -52,7 +53,7 @@ def run(world, fn, hub=None, **kw):
                     group.destroy()
 
     together = Together(world, body)
-    assert not together.join(60), "a rank hangs"
+    assert not together.join(within(60)), "a rank hangs"
     return together.results
 
 

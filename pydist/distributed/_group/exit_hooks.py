@@ -10,8 +10,9 @@ _watching = None  # the process in which watch() was called
 
 
 def _tell(kind, error, trace):
-    """Sends the traceback, unless this rank ends only because another rank failed or because of Ctrl-C."""
-    if issubclass(kind, (KeyboardInterrupt, _C.PeerFailed)):
+    """Sends the traceback, unless this rank ends only because another rank failed or because of Ctrl-C. An error without
+    a traceback ends nothing: C code has printed it and went on (CPython does when it frees certain objects)."""
+    if trace is None or issubclass(kind, (KeyboardInterrupt, _C.PeerFailed)):
         return
     import traceback
 
