@@ -426,6 +426,7 @@ pd_status pd_unit_settle(pd_unit *u, bool first, uint64_t site) {
                                           : settle_gathered(p, first));
     }
     pd_readers_written(u->readers);
+    if (first) pd_device_cpu_trim(); /* the parameters' first memory goes back to the system */
     return PD_OK;
 }
 
