@@ -51,7 +51,9 @@ def peer(name, world, args, model=True):
 
 
 def wanted(args, names):
-    return [name for name in names if FORMS[name][0] == "pydist" or (installed("torch") and not args.alone)]
+    """Of a list of forms, those that the arguments do not leave out and whose library is there."""
+    return [name for name in names if (args.forms is None or name in args.forms.split("; "))
+            and (FORMS[name][0] == "pydist" or installed("torch"))]  # fmt: skip
 
 
 def speed(args):
@@ -145,7 +147,7 @@ def main():
     parser.add_argument("--length", default=64, type=int, help="tokens of a text")
     parser.add_argument("--steps", default=10, type=int)
     parser.add_argument("--rounds", default=5, type=int)
-    parser.add_argument("--alone", action="store_true", help="without torch")
+    parser.add_argument("--forms", metavar="FORM; FORM", help=f"only these of: {'; '.join(FORMS)}")
     args = parser.parse_args()
     print(machine())
     return {"speed": speed, "memory": memory, "bits": bits, "construct": construct}[args.what](args)

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 lib = import_module(sys.argv[1])
 nn, optim, dist = (import_module(f"{lib.__name__}.{part}") for part in ("nn", "optim", "distributed"))
 gpt = import_module("benchmarks.workloads.gpt")
-SAMPLES = 0.01  # seconds between two looks at the memory
+SAMPLES = 0.01  # seconds between two looks at the memory, and no less than twice what a look takes
 
 
 def pss():
@@ -33,8 +33,11 @@ class Sampler:
         return self
 
     def look(self):
-        while not self.stop.wait(SAMPLES):
+        wait = SAMPLES
+        while not self.stop.wait(wait):
+            begin = time.perf_counter()
             self.highest = max(self.highest, pss())
+            wait = max(SAMPLES, 2 * (time.perf_counter() - begin))
 
     def __exit__(self, *error):
         self.stop.set()
