@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from lib.processes import within
 from pydist import _C
 from pydist.distributed.threads import Together
-from tests.lib.processes import within
 
 TESTS = str(Path(__file__).resolve().parents[1])
 LONG = "FULL_LONG" in os.environ  # .ci/full: more worlds, sizes and seconds
