@@ -9,6 +9,7 @@ import pydist
 from lib.package import COMPARED
 from pydist.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    _init_optim_state,
     _patch_model_state_dict,
     _patch_optimizer_state_dict,
     get_model_state_dict,
@@ -771,3 +772,14 @@ def test_wrong_types():
             set_optimizer_state_dict(model, optimizer, state)
     with pytest.raises(ValueError, match="full_state_dict must be True when broadcast_from_rank0 is True"):
         get_model_state_dict(model, options=StateDictOptions(broadcast_from_rank0=True))
+
+
+def test_a_new_optimizer_gets_its_state():
+    """Public programs call this before they fill a new optimizer's state by hand."""
+    model = pydist.nn.Linear(3, 2)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = pydist.optim.AdamW(model.parameters(), lr=0.1)
+    _init_optim_state(optimizer)
+    assert all(not pydist.any(optimizer.state[p]["exp_avg"]) for p in model.parameters())
+    assert all(pydist.equal(p, b) and p.grad is None for p, b in zip(model.parameters(), before))
+    assert optimizer.param_groups[0]["lr"] == 0.1

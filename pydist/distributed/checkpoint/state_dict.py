@@ -345,7 +345,7 @@ def _load_model(model, state, options):
 # Optimizers.
 
 
-def _make_state(optimizer):
+def _init_optim_state(optimizer):
     """Gives a new optimizer its state, by a step with gradients of zeros and a rate of 0. Like PyTorch's, an optimizer
     that has state already, or gradients, stays as it is."""
     groups = optimizer.param_groups
@@ -395,7 +395,7 @@ def _optimizer_state(op, model, optimizers, options):
         if twice:
             raise ValueError(f"{op}: got {sorted(twice)} in two optimizers (expected each parameter in one)")
         seen.update(flat)
-        _make_state(optimizer)
+        _init_optim_state(optimizer)
         own = _own(optimizer, "state_dict")()
         states.update((flat[key] if isinstance(key, int) else key, value) for key, value in own[_STATE].items())
         groups += [{**group, _PARAMS: [flat[i] for i in group[_PARAMS]]} for group in own[_GROUPS]]
@@ -520,7 +520,7 @@ def _part_of(saved, optimizer, names, strict):
 @no_grad()
 def _load_optimizers(op, model, optimizers, state, options):
     for optimizer in optimizers:
-        _make_state(optimizer)
+        _init_optim_state(optimizer)
     if not state:
         return
     names = _param_names(model)
