@@ -121,8 +121,6 @@ def test_what_is_not_there_says_what_is():
         (lambda: pydist.export.load("x.pt2"), "pydist.load"),
         (lambda: pydist.export.ExportedProgram(), "safetensors"),
         (lambda: pydist.onnx.export(layer, (x,), "x.onnx"), "state_dict"),
-        (lambda: tensor.distribute_tensor(x), "DistributedDataParallel"),
-        (lambda: tensor.DTensor.from_local(x), "DistributedDataParallel"),
         (
             lambda: optim._apply_optimizer_in_backward(pydist.optim.SGD, layer.parameters(), {"lr": 1}),
             "register_post_accumulate_grad_hook",
