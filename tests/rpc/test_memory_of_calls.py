@@ -81,9 +81,11 @@ def test_memory_does_not_grow():
         rpc.shutdown(timeout=60)
         return max(marks[WARM:]) - marks[WARM - 1]
 
+    # What is there at once, and so the memory, depends on how the ranks meet: by 4 MB on a busy machine. A leak of
+    # 1 KiB a call would be 17 MB in the long form, one of 10 KiB 10 MB in the short one.
     growth = run_ranks(3, body, processes=True, timeout=600)
     print(growth)
-    assert max(growth) <= 2 << 20
+    assert max(growth) <= 8 << 20
 
 
 def test_nothing_is_held_at_the_end():
