@@ -7,7 +7,7 @@ from pydist import _C, cuda
 from pydist._grad_mode import no_grad
 from pydist._replay import in_python
 from pydist.amp import _on_device
-from pydist.nn.utils.clip_grad import _two_norm, clip_grad_norm_, parts_of
+from pydist.nn.utils.clip_grad import _over, _two_norm, clip_grad_norm_, parts_of
 
 
 class GradScaler:
@@ -99,16 +99,11 @@ class GradScaler:
 
     def _agree(self, finite, grads):
         """Whether the gradients are finite on all ranks of the group, and of the meshes of DTensors among them."""
-        groups = [] if self._process_group is None else [self._process_group]
+        broken = _over(self._process_group, 0.0 if finite else 1.0, "MAX")
         for over, _ in parts_of(grads)[1]:
-            groups += over.groups
-        for group in groups:
-            from pydist import distributed as dist
-
-            broken = _C.tensor(0.0 if finite else 1.0, device="cpu")
-            dist.all_reduce(broken, dist.ReduceOp.MAX, group=group)
-            finite = broken.item() == 0.0
-        return finite
+            for group in over.groups:
+                broken = _over(group, broken, "MAX")
+        return broken == 0.0
 
     @in_python
     @no_grad()

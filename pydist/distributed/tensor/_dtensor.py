@@ -13,9 +13,9 @@ _OF_VALUES = "__array__ __dlpack__ data_ptr numpy storage untyped_storage".split
 _OF_PLACES = "__getitem__ __iter__ __setitem__ expand flatten permute reshape transpose unflatten view".split()
 
 
-def make(local, spec, requires_grad=False):
-    """A leaf over the memory of a plain tensor."""
-    made = _C.Tensor._make_subclass(DTensor, local.detach(), requires_grad)
+def make(local, spec, requires_grad=False, cls=None):
+    """A leaf, a DTensor or a `cls`, over the memory of a plain tensor."""
+    made = _C.Tensor._make_subclass(cls or DTensor, local.detach(), requires_grad)
     _C.set_spread(made, spec)
     return made
 
@@ -209,12 +209,12 @@ class DTensor(_C.Tensor):
     def __deepcopy__(self, memo):
         if id(self) not in memo:
             copied = _C.local_part(self.detach()).clone()
-            memo[id(self)] = _made_again(type(self), copied, self._spec, self.requires_grad)
+            memo[id(self)] = make(copied, self._spec, self.requires_grad, type(self))
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol):
         local = _C.local_part(self.detach())
-        return _made_again, (type(self), local, self._spec, self.requires_grad)
+        return make, (local, self._spec, self.requires_grad, type(self))
 
     def __create_chunk_list__(self):
         """For checkpoints: where this rank's part lies in the whole."""
@@ -223,12 +223,6 @@ class DTensor(_C.Tensor):
         ranges = self._spec.ranges()
         offsets, sizes = _C.Size([a for a, _ in ranges]), _C.Size([b - a for a, b in ranges])
         return [ChunkStorageMetadata(offsets=offsets, sizes=sizes)]
-
-
-def _made_again(cls, local, spec, requires_grad):
-    made = _C.Tensor._make_subclass(cls, local.detach(), requires_grad)
-    _C.set_spread(made, spec)
-    return made
 
 
 def _draw(name):
@@ -316,12 +310,12 @@ def distribute_module(module, device_mesh=None, partition_fn=None, input_fn=None
     return module
 
 
-def _created(op, size, mesh, placements, dtype, requires_grad, draw, **options):
+def _created(op, size, mesh, placements, dtype, requires_grad, draw):
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     mesh = checked_mesh(mesh, op)
     placements = checked_placements(placements, mesh, len(shape), op)
     spec = spec_of(mesh, placements, shape)
-    local = _C.empty(spec.local_shape(), dtype=dtype, device=mesh.device_type, **options)
+    local = _C.empty(spec.local_shape(), dtype=dtype, device=mesh.device_type)
     made = make(local, spec)
     draw(made)
     return made.requires_grad_(requires_grad)

@@ -28,16 +28,6 @@ def _sum(local, place, group):
     return whole
 
 
-def _sizes_at(spec, placements, upto):
-    """The sizes of what lies on one rank if only the first `upto` placements cut."""
-    shape = list(spec.shape)
-    for place, ranks, rank in list(zip(placements, spec.mesh.shape, spec.mesh.get_coordinate(), strict=True))[:upto]:
-        if isinstance(place, Shard):
-            a, b = cut(shape[place.dim], ranks, rank)
-            shape[place.dim] = b - a
-    return shape
-
-
 def moved(local, spec, target):
     """This rank's part, a plain tensor, of the tensor with the placements of the Spec `target`. All ranks call it."""
     now, wanted, mesh = list(spec.placements), target.placements, spec.mesh
@@ -50,7 +40,8 @@ def moved(local, spec, target):
     for d in reversed(undone):
         place, group = now[d], mesh.get_group(d)
         if isinstance(place, Shard):
-            local = _gathered(local, place.dim, _sizes_at(spec, now, d)[place.dim], group)
+            begin, end = spec.ranges(now[:d])[place.dim]
+            local = _gathered(local, place.dim, end - begin, group)
         elif isinstance(place, Partial):
             local = _sum(local, place, group)
         now[d] = Replicate()
@@ -61,8 +52,12 @@ def moved(local, spec, target):
             local = local.narrow(place.dim, a, b - a)
         elif isinstance(place, Partial) and group.rank:
             local = _C.zeros_like(local)  # one rank has it all
-        now[d] = place
     return local
+
+
+def _of_gradient(spec):
+    """The Spec of the gradient of a tensor with this one: the gradient of a sum is the same on all ranks."""
+    return spec.replaced([Replicate() if isinstance(p, Partial) else p for p in spec.placements])
 
 
 class Redistribute(Function):
@@ -77,14 +72,7 @@ class Redistribute(Function):
     @staticmethod
     def backward(ctx, grad):
         spec, target = ctx.specs
-        kept = [Replicate() if isinstance(p, Partial) else p for p in spec.placements]
-        back = moved(grad, target.replaced(_gradients(target.placements)), spec.replaced(kept))
-        return back.contiguous(), None, None
-
-
-def _gradients(placements):
-    """How the gradient of a tensor with these placements lies: that of a sum is the same on all ranks."""
-    return [Replicate() if isinstance(p, Partial) else p for p in placements]
+        return moved(grad, _of_gradient(target), _of_gradient(spec)).contiguous(), None, None
 
 
 class Convert(Function):
@@ -98,4 +86,4 @@ class Convert(Function):
     @staticmethod
     def backward(ctx, grad):
         given, wanted = ctx.specs
-        return moved(grad, given, wanted.replaced(_gradients(wanted.placements))).contiguous(), None, None
+        return moved(grad, given, _of_gradient(wanted)).contiguous(), None, None

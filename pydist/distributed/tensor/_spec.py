@@ -36,11 +36,12 @@ class Spec(_C.Spread):
             self.mesh, self.placements if placements is None else placements, self.shape if shape is None else shape
         )
 
-    def ranges(self, coordinate=None):
-        """For each dimension the indices (from, to) of the part at a coordinate of the mesh (default: this rank's)."""
-        coordinate = self.mesh.get_coordinate() if coordinate is None else coordinate
+    def ranges(self, placements=None):
+        """For each dimension the indices (from, to) of this rank's part; with `placements`, which may be the first ones
+        only, of what these leave on it."""
+        placements = self.placements if placements is None else placements
         found = [(0, n) for n in self.shape]
-        for place, ranks, rank in zip(self.placements, self.mesh.shape, coordinate or (), strict=False):
+        for place, ranks, rank in zip(placements, self.mesh.shape, self.mesh.get_coordinate() or (), strict=False):
             if isinstance(place, Shard):
                 first, last = found[place.dim]
                 a, b = cut(last - first, ranks, rank)

@@ -12,7 +12,7 @@ from pydist.distributed.tensor._spec import checked_placements, spec_of
 from pydist.nn.modules.container import ModuleDict, ModuleList
 from pydist.nn.modules.module import Module
 from pydist.nn.parallel.fsdp.policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-from pydist.nn.parallel.fsdp.state import State, is_private, sharded_parameter
+from pydist.nn.parallel.fsdp.state import State, is_private, sharded_parameter, states_of
 
 _OP = "fully_shard"
 
@@ -33,12 +33,7 @@ class FSDPModule:
         return self._fsdp.run(self, super().__call__, args, kwargs)
 
     def _states(self, recurse):
-        found = []
-        for module in self.modules() if recurse else (self,):
-            state = module.__dict__.get("_fsdp")
-            if state is not None and state not in found:
-                found.append(state)
-        return found
+        return states_of(self.modules() if recurse else (self,))
 
     def _set(self, name, value, recurse):
         for state in self._states(recurse):
@@ -50,13 +45,8 @@ class FSDPModule:
     def unshard(self, async_op=False):
         """Shows the whole parameters of this module's own unit until `reshard()`, or the end of the next forward or
         backward. All ranks call it. Returns None, or a handle with wait()."""
-        state = self._fsdp
-        if state.unit is not None:
-            if not state.unit.intact():
-                state.adopt()
-            _C.begin_reading(state.group)
-            _C.end_reading(state.group)
-            state.unit.unshard()
+        if self._fsdp.unit is not None:
+            self._fsdp.unshard()
         return UnshardHandle() if async_op else None
 
     def reshard(self):
@@ -168,50 +158,35 @@ def _sharded_class(cls):
 
 def _own_modules(modules):
     """These modules and those below, without modules that are sharded already."""
-    seen, todo = [], list(modules)
-    while todo:
-        module = todo.pop(0)
-        if module in seen:
-            continue
-        seen.append(module)
-        todo[:0] = [below for below in module.children() if not isinstance(below, FSDPModule)]
-    return seen
+    seen = {}
+
+    def visit(module):
+        if module not in seen:
+            seen[module] = True
+            for below in module.children():
+                if not isinstance(below, FSDPModule):
+                    visit(below)
+
+    for module in modules:
+        visit(module)
+    return list(seen)
 
 
 def _places_of(modules, ignored):
     """(module, name, parameter) of each place of a parameter."""
+    ignored = {id(param) for param in ignored}
     return [
         (module, name, param)
         for module in _own_modules(modules)
         for name, param in module._parameters.items()
-        if param is not None and param not in ignored
+        if param is not None and id(param) not in ignored
     ]
-
-
-class _Ids(set):
-    """Tensors by identity."""
-
-    def __init__(self, tensors):
-        super().__init__(map(id, tensors))
-
-    def __contains__(self, tensor):
-        return super().__contains__(id(tensor))
-
-
-def _units_below(modules):
-    states = {}
-    for module in modules:
-        for below in module.modules():
-            state = below.__dict__.get("_fsdp")
-            if state is not None and state.unit is not None:
-                states[id(state)] = state
-    return states.values()
 
 
 def _tie_to_units_below(modules, places):
     """Parameters that a unit below has as wholes: their places here show the same shards. Returns the other places."""
     known = {}
-    for state in _units_below(modules):
+    for state in states_of(below for module in modules for below in module.modules()):
         for number in range(len(state.spec_of_param)):
             known[id(state.unit.whole(number))] = state, number
     rest = []
@@ -362,7 +337,7 @@ def fully_shard(
 def shard_modules(op, modules, mesh, keeps, placement_fn, policy, ignored):
     """Makes one unit of the parameters of `modules`, and the State that each of them has from now on."""
     mesh, group, replicas, dim = groups_of(op, mesh)
-    places = _tie_to_units_below(modules, _places_of(modules, _Ids(ignored or ())))
+    places = _tie_to_units_below(modules, _places_of(modules, ignored or ()))
     params = list({id(param): param for *_, param in places}.values())
     names = _names(modules, params)
     _check_params(params, names)

@@ -20,6 +20,7 @@ from pydist.distributed.device_mesh import DeviceMesh, init_device_mesh
 from pydist.nn.modules.module import Module
 from pydist.nn.parallel.fsdp.fully_shard import FSDPModule, shard_modules
 from pydist.nn.parallel.fsdp.policies import MixedPrecisionPolicy
+from pydist.nn.parallel.fsdp.state import states_of
 from pydist.nn.parallel.fsdp.wrap import auto_wrap
 from pydist.nn.parameter import Parameter
 from pydist.nn.utils.clip_grad import clip_grad_norm_
@@ -383,13 +384,10 @@ class FullyShardedDataParallel(FSDPModule, Module):
             raise NotImplementedError("summon_full_params: writeback with rank0_only (expected one of them)")
         if with_grads:
             raise NotImplementedError("summon_full_params: with_grads (expected full_tensor() of the gradients)")
-        states = []
-        for below in module.modules() if recurse else (module,):
-            state = below.__dict__.get("_fsdp")
-            if state is not None and state.unit is not None and state not in states and not state.summoned:
-                if state.unit.shown:
-                    raise AssertionError("summon_full_params: a forward or backward is under way (expected neither)")
-                states.append(state)
+        states = states_of(module.modules() if recurse else (module,))
+        states = [state for state in states if state.unit is not None and not state.summoned]
+        if any(state.unit.shown for state in states):
+            raise AssertionError("summon_full_params: a forward or backward is under way (expected neither)")
         copies = [_summon(state, writeback) for state in states]
         try:
             yield
@@ -514,14 +512,12 @@ for _name in (
 @no_grad()
 def _summon(state, writeback):
     """Shows wholes in the places. Returns writable copies by number, if they are written back."""
-    if not state.unit.intact():
-        state.adopt()
     state.summoned = True
     if not writeback:
-        _C.begin_reading(state.group)
-        _C.end_reading(state.group)
-        state.unit.unshard()
+        state.unshard()
         return {}
+    if not state.unit.intact():
+        state.adopt()
     copies = {}
     for parameters, name, number in state.places:
         if number not in copies:

@@ -43,10 +43,16 @@ def before_backward(result, fn):
     return tree_map(watch, result)
 
 
+def states_of(modules):
+    """The States of these modules, each once, in their order."""
+    found = (module.__dict__.get("_fsdp") for module in modules)
+    return list({id(state): state for state in found if state is not None}.values())
+
+
 class Model:
     """The units below an outermost module: what runs their forwards and backwards (`_C.Sharded`)."""
 
-    def __init__(self, root, states):
+    def __init__(self, states):
         self._states = [weakref.ref(state) for state in states]  # which have this model: no circle
         self.units = []
         for state in (*reversed(states[1:]), states[0]):  # about the order in which backward has their gradients
@@ -126,14 +132,10 @@ class State:
 
     def begin(self, module):
         """Makes `module` the outermost one of all units below it."""
-        states = []
-        for below in module.modules():
-            state = below.__dict__.get("_fsdp")
-            if state is not None and state not in states:
-                states.append(state)
+        states = states_of(module.modules())
         for state in states:
             state.model = None  # frees an engine that was made when a module below ran by itself
-        return Model(module, states)
+        return Model(states)
 
     # ---- forward
 
@@ -212,6 +214,14 @@ class State:
         for parameters, name, param in self.places:
             if param == number:
                 parameters[name] = shard
+
+    def unshard(self):
+        """Shows the wholes in all places, when all ranks have ended their steps. All ranks call it."""
+        if not self.unit.intact():
+            self.adopt()
+        _C.begin_reading(self.group)
+        _C.end_reading(self.group)
+        self.unit.unshard()
 
     def reshard(self):
         """Shows shards in all places."""
