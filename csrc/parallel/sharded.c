@@ -33,7 +33,6 @@ typedef struct section { /* a unit */
     pd_sharded_options o;
     bool has_slot;         /* the wholes' gradients go there */
     bool delivered;        /* in this backward */
-    pd_work **works;       /* of gathered units: one for each member */
 } section;
 
 struct pd_sharded {
@@ -63,10 +62,7 @@ static pd_tensor *whole_grad(const member *m) { return m->p->whole->meta ? m->p-
 
 static size_t unit_bytes(const pd_sharded *s, const section *u) {
     size_t bytes = 0;
-    for (int k = 0; k < u->count; k++) {
-        const member *m = &s->members[u->first + k];
-        bytes += ((size_t)m->p->whole->numel * pd_dtype_size((pd_dtype)m->p->whole->dtype) + 63) & ~(size_t)63;
-    }
+    for (int k = 0; k < u->count; k++) bytes += pd_unit_room(s->members[u->first + k].p);
     return bytes;
 }
 
@@ -105,7 +101,7 @@ static pd_status make_views(pd_sharded *s, section *u) {
             pd_storage_retain(m->view->storage = storage);
             m->view->offset = (int64_t)(at / size);
         }
-        at += ((size_t)m->p->whole->numel * size + 63) & ~(size_t)63;
+        at += pd_unit_room(m->p);
     }
     u->flags = at;
     pd_storage_release(storage);
@@ -188,7 +184,7 @@ static pd_status prepare_sum(member *m) {
     return PD_OK;
 }
 
-/* By what sums are multiplied in the shard group; the replicas' sum gets the rest. */
+/* By what sums are multiplied, once: the replicas' if there are replicas, else those of the shard group. */
 static double scale_of(const pd_sharded *s, const section *u) {
     double ranks = pd_group_size(s->group) * (s->replicas ? pd_group_size(s->replicas) : 1);
     return 1 / (u->o.divisor ? u->o.divisor : ranks);
@@ -340,19 +336,6 @@ static pd_status gradient_to_send(const section *u, member *m, pd_tensor **out) 
     return PD_OK;
 }
 
-/* Copies the rows' parts for each rank next to each other. */
-static pd_status pack_rows(const pd_unit_param *p, const pd_tensor *g, const pd_part *part, int64_t lo) {
-    const size_t element = pd_dtype_size((pd_dtype)g->dtype), bytes = (size_t)(part->count / p->outer) * element;
-    const pd_device *d = g->storage->device;
-    for (int64_t o = 0; o < p->outer; o++) {
-        char *to = part->data + (size_t)o * bytes;
-        const char *from = (char *)pd_tensor_data(g) + (size_t)(o * p->row + lo) * element;
-        if (d->copy) PD_TRY(d->copy(d, OP, PD_WITHIN, to, from, bytes, PD_NO_WAIT));
-        else memcpy(to, from, bytes);
-    }
-    return PD_OK;
-}
-
 /* Sends one parameter's gradient and waits: in a shard group without common memory. */
 static pd_status reduce_one(pd_sharded *s, const section *u, member *m, pd_part *parts) {
     const pd_unit_param *p = m->p;
@@ -369,7 +352,9 @@ static pd_status reduce_one(pd_sharded *s, const section *u, member *m, pd_part 
         status = pd_unit_cut(p, r, &lo, &hi);
         char *to = pd_tensor_data(packed ? packed : g);
         parts[r] = (pd_part){to + (size_t)(lo * p->outer) * pd_dtype_size(t), (hi - lo) * p->outer};
-        if (packed) PD_THEN(pack_rows(p, g, &parts[r], lo));
+        if (packed)
+            PD_THEN(pd_unit_move_rows(p, g->storage->device, pd_dtype_size(t), pd_tensor_data(g), parts[r].data, lo, hi,
+                                      true));
     }
     PD_THEN(prepare_sum(m));
     if (!status && m->made->dtype == (int)t) pd_tensor_retain(sum = m->made);
@@ -428,8 +413,8 @@ static pd_status hand_over(pd_sharded *s, section *u) {
 /* Ends what pd_ready has started: reads its slots, and gives the shards their gradients. */
 static pd_status finish_unit(pd_sharded *s) {
     const int b = s->begun;
-    section *u = &s->units[b];
     if (b < 0) return PD_OK;
+    section *u = &s->units[b];
     s->begun = -1;
     if (u->o.accumulates) return PD_OK;
     if (s->kind == PD_UNIT_COMMON) PD_TRY(read_slots(s, b));
@@ -604,7 +589,6 @@ void pd_sharded_leave(pd_sharded *s) {
     if (--s->depth == 0 && !s->running) pd_readers_end(s->readers);
 }
 
-bool pd_sharded_is_running(const pd_sharded *s) { return s->running; }
 pd_sharded_options *pd_sharded_options_of(pd_sharded *s, int unit) { return &s->units[unit].o; }
 
 void pd_sharded_set_end(pd_sharded *s, pd_closure end) {

@@ -38,7 +38,6 @@ void pd_sharded_free(pd_sharded *s); /* removes the hooks; NULL is fine */
 pd_status pd_sharded_enter(pd_sharded *s, uint64_t site, bool *outermost);
 void pd_sharded_leave(pd_sharded *s);
 /* Whether a backward is under way. */
-bool pd_sharded_is_running(const pd_sharded *s);
 
 typedef struct pd_sharded_options { /* of a unit */
     bool accumulates;   /* backward only adds up gradients of wholes, on this rank */

@@ -48,6 +48,22 @@ pd_status pd_unit_cut(const pd_unit_param *p, int rank, int64_t *lo, int64_t *hi
     return PD_OK;
 }
 
+size_t pd_unit_room(const pd_unit_param *p) {
+    return ((size_t)p->piece->numel * pd_dtype_size(whole_type(p)) + 63) & ~(size_t)63;
+}
+
+pd_status pd_unit_move_rows(const pd_unit_param *p, const pd_device *d, size_t element, char *rows, char *part,
+                            int64_t lo, int64_t hi, bool to_part) {
+    const size_t bytes = (size_t)(hi - lo) * element;
+    for (int64_t o = 0; o < p->outer; o++) {
+        char *row = rows + (size_t)(o * p->row + lo) * element, *packed = part + (size_t)o * bytes;
+        char *to = to_part ? packed : row, *from = to_part ? row : packed;
+        if (d->copy) PD_TRY(d->copy(d, OP, PD_WITHIN, to, from, bytes, PD_NO_WAIT));
+        else memcpy(to, from, bytes);
+    }
+    return PD_OK;
+}
+
 static pd_status fill_param(pd_unit *u, int i, int dim) {
     pd_unit_param *p = &u->params[i];
     p->piece = &u->layout.pieces[i];
@@ -230,7 +246,7 @@ static size_t lay_out(pd_unit *u) {
     for (int i = 0; i < u->n; i++) {
         pd_unit_param *p = &u->params[i];
         p->at = at;
-        at += ((size_t)p->piece->numel * pd_dtype_size(whole_type(p)) + 63) & ~(size_t)63;
+        at += pd_unit_room(p);
     }
     return at;
 }
@@ -493,17 +509,11 @@ static pd_status start_gather(pd_unit_param *p, gathering *k, pd_part *parts, ui
 /* Parts of rows that lie one after the other go to their places in the rows. */
 static pd_status unpack(pd_unit_param *p, gathering *k) {
     const size_t size = pd_dtype_size(whole_type(p));
-    const pd_device *d = p->all->device;
     for (int r = 0; k->packed && r < pd_group_size(p->unit->group); r++) {
         int64_t lo, hi;
         PD_TRY(pd_unit_cut(p, r, &lo, &hi));
-        const size_t bytes = (size_t)(hi - lo) * size;
-        const char *from = (char *)k->packed->data + (size_t)(lo * p->outer) * size;
-        for (int64_t o = 0; o < p->outer; o++) {
-            char *to = (char *)p->all->data + (size_t)(o * p->row + lo) * size;
-            if (d->copy) PD_TRY(d->copy(d, OP, PD_WITHIN, to, from + (size_t)o * bytes, bytes, PD_NO_WAIT));
-            else memcpy(to, from + (size_t)o * bytes, bytes);
-        }
+        char *part = (char *)k->packed->data + (size_t)(lo * p->outer) * size;
+        PD_TRY(pd_unit_move_rows(p, p->all->device, size, p->all->data, part, lo, hi, false));
     }
     return PD_OK;
 }

@@ -69,6 +69,11 @@ void pd_unit_release(pd_unit *u);
 
 /* The part [lo, hi) of each row that belongs to a rank. */
 pd_status pd_unit_cut(const pd_unit_param *p, int rank, int64_t *lo, int64_t *hi);
+/* The bytes of the whole in memory that the unit's wholes share: whole cache lines. */
+size_t pd_unit_room(const pd_unit_param *p);
+/* Copies the parts [lo, hi) of all rows to or from `part`, where they lie one after the other. */
+pd_status pd_unit_move_rows(const pd_unit_param *p, const pd_device *d, size_t element, char *rows, char *part,
+                            int64_t lo, int64_t hi, bool to_part);
 /* [new] a tensor with the geometry of this rank's part and no memory: on meta. */
 pd_status pd_unit_empty_shard(const pd_unit *u, int param, pd_tensor **out);
 /* The parameter's shard is t from now on, which has its shape. Its values are taken by pd_unit_settle. */

@@ -158,8 +158,9 @@ PyObject *pd_py_register_hook(PyObject *self, PyObject *fn);
 PyObject *pd_py_register_post_hook(PyObject *self, PyObject *fn);
 PyObject *pd_py_node(pd_node *n); /* None for NULL */
 pd_node *pd_py_node_of(PyObject *o); /* [borrowed from o] NULL if o is no node */
-/* A closure that calls a Python function with one wrapped argument. It retains fn. */
+/* A closure that calls a Python function by `call`, which wraps the argument. It retains fn. */
 pd_closure pd_py_closure(PyObject *fn, pd_status (*call)(void *ctx, void *arg));
+pd_status pd_py_call_plain(void *fn, void *unused); /* such a call: fn(), whose result is dropped */
 
 /* ---- autograd/function.c ---- */
 void pd_py_drop_function(void *ctx); /* for a node that Python's Function made */

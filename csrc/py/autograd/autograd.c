@@ -12,6 +12,16 @@ pd_closure pd_py_closure(PyObject *fn, pd_status (*call)(void *, void *)) {
     return (pd_closure){.call = call, .drop = pd_py_drop, .ctx = Py_NewRef(fn)};
 }
 
+pd_status pd_py_call_plain(void *fn, void *unused) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    (void)unused;
+    PyObject *result = PyObject_CallNoArgs(fn);
+    pd_status status = result ? PD_OK : pd_py_caught();
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    return status;
+}
+
 static pd_status call_grad_hook(void *fn, void *arg) {
     pd_tensor **grad = arg;
     PyGILState_STATE gil = PyGILState_Ensure();

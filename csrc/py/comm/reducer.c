@@ -238,20 +238,10 @@ static PyObject *set_builtin_hook(PyObject *self, PyObject *args) {
     return PyErr_Format(PyExc_ValueError, "set_builtin_hook: name is %.100s (expected fp16, bf16, topk or sign)", name);
 }
 
-static pd_status call_begin(void *fn, void *unused) {
-    PyGILState_STATE gil = PyGILState_Ensure();
-    (void)unused;
-    PyObject *result = PyObject_CallNoArgs(fn);
-    pd_status status = result ? PD_OK : pd_py_caught();
-    Py_XDECREF(result);
-    PyGILState_Release(gil);
-    return status;
-}
-
 static PyObject *set_begin(PyObject *o, PyObject *fn) {
     pyreducer *self = (pyreducer *)o;
     self->begin = fn == Py_None ? NULL : fn;
-    pd_reducer_set_begin(self->r, fn == Py_None ? (pd_closure){0} : pd_py_closure(fn, call_begin));
+    pd_reducer_set_begin(self->r, fn == Py_None ? (pd_closure){0} : pd_py_closure(fn, pd_py_call_plain));
     Py_RETURN_NONE;
 }
 

@@ -247,15 +247,6 @@ static PyObject *settle(PyObject *o, PyObject *first) {
     Py_RETURN_NONE;
 }
 
-static PyObject *cut_of(PyObject *self, PyObject *args) {
-    PyObject *number;
-    int i, rank;
-    int64_t lo, hi;
-    if (!PyArg_ParseTuple(args, "Oi:cut", &number, &rank) || !number_of(self, number, "cut", &i)) return NULL;
-    PD_PY_TRY(pd_unit_cut(&unit_of(self)->params[i], rank, &lo, &hi));
-    return Py_BuildValue("LL", (long long)lo, (long long)hi);
-}
-
 static PyObject *get_kind(PyObject *self, void *unused) {
     static const char *const names[] = {"alone", "common", "gathered"};
     (void)unused;
@@ -287,7 +278,6 @@ static PyMethodDef unit_methods[] = {
     {"reshard", reshard, METH_NOARGS, "reshard()\n\nThe places show shards, unless a forward goes on."},
     {"settle", settle, METH_O,
      "settle(first)\n\nMoves shards to the unit's memory; first: with the values of the wholes. All ranks call it."},
-    {"cut", cut_of, METH_VARARGS, "cut(param, rank)\n\nThe elements (from, to) of each row that belong to the rank."},
     {0},
 };
 static PyGetSetDef unit_getset[] = {
@@ -390,24 +380,9 @@ static PyObject *set_options(PyObject *o, PyObject *args, PyObject *kwargs) {
     Py_RETURN_NONE;
 }
 
-static pd_status call_end(void *fn, void *unused) {
-    PyGILState_STATE gil = PyGILState_Ensure();
-    (void)unused;
-    PyObject *result = PyObject_CallNoArgs(fn);
-    pd_status status = result ? PD_OK : pd_py_caught();
-    Py_XDECREF(result);
-    PyGILState_Release(gil);
-    return status;
-}
-
 static PyObject *set_end(PyObject *self, PyObject *fn) {
-    pd_sharded_set_end(model_of(self), pd_py_closure(fn, call_end));
+    pd_sharded_set_end(model_of(self), pd_py_closure(fn, pd_py_call_plain));
     Py_RETURN_NONE;
-}
-
-static PyObject *get_running(PyObject *self, void *unused) {
-    (void)unused;
-    return PyBool_FromLong(pd_sharded_is_running(model_of(self)));
 }
 
 static PyMethodDef model_methods[] = {
@@ -420,13 +395,8 @@ static PyMethodDef model_methods[] = {
     {"set_end", set_end, METH_O, "set_end(fn)\n\nfn() is called when a backward has ended."},
     {0},
 };
-static PyGetSetDef model_getset[] = {
-    {"is_running", get_running, NULL, "Whether a backward is under way.", NULL},
-    {0},
-};
 static PyType_Slot model_slots[] = {
     {Py_tp_new, model_new}, {Py_tp_dealloc, model_dealloc}, {Py_tp_methods, model_methods},
-    {Py_tp_getset, model_getset},
     {Py_tp_doc, "Sharded(units, last_is_outer, replicas=None)\n\nThe units of a sharded model, in the order in which "
                 "backward has their gradients (csrc/parallel/sharded.h)."},
     {0},
@@ -440,22 +410,13 @@ static PyObject *end_writes(PyObject *module, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-static PyObject *begin_reading(PyObject *module, PyObject *group) {
+static PyObject *await_writes(PyObject *module, PyObject *group) {
     pd_group *g = pd_py_group(group);
     pd_readers *r = NULL;
     (void)module;
     if (!g) return NULL;
     PD_PY_TRY(pd_group_readers(g, &r));
     PD_PY_TRY(pd_readers_begin(r, pd_py_site()));
-    Py_RETURN_NONE;
-}
-
-static PyObject *end_reading(PyObject *module, PyObject *group) {
-    pd_group *g = pd_py_group(group);
-    pd_readers *r = NULL;
-    (void)module;
-    if (!g) return NULL;
-    PD_PY_TRY(pd_group_readers(g, &r));
     pd_readers_end(r);
     Py_RETURN_NONE;
 }
@@ -463,10 +424,8 @@ static PyObject *end_reading(PyObject *module, PyObject *group) {
 static PyMethodDef functions[] = {
     {"end_writes", end_writes, METH_NOARGS,
      "end_writes()\n\nThis thread has finished writing its shards of sharded models; other ranks may read them."},
-    {"begin_reading", begin_reading, METH_O,
-     "begin_reading(group)\n\nWaits until all ranks of the group have finished writing their shards; until end_reading "
-     "they do not write."},
-    {"end_reading", end_reading, METH_O, "end_reading(group)\n\nEnds what begin_reading began."},
+    {"await_writes", await_writes, METH_O,
+     "await_writes(group)\n\nWaits until all ranks of the group have finished writing their shards."},
     {0},
 };
 

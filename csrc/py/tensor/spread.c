@@ -81,27 +81,12 @@ static PyObject *spread_of(PyObject *module, PyObject *object) {
     return t->spread ? Py_NewRef(OF(t->spread)) : Py_NewRef(Py_None);
 }
 
-static PyObject *local_sizes(PyObject *module, PyObject *object) {
-    pd_tensor *t = pd_py_expect_tensor(object, "local_sizes", "part");
-    (void)module;
-    return t ? pd_py_size(t->ndim, t->size) : NULL;
-}
-
 static PyObject *set_part_class(PyObject *module, PyObject *cls) {
     (void)module;
     if (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, (PyTypeObject *)pd_py.Tensor))
         return PyErr_Format(PyExc_TypeError, "set_part_class: got %R (expected a subclass of Tensor)", cls);
     Py_XSETREF(pd_py.Part, Py_NewRef(cls));
     Py_RETURN_NONE;
-}
-
-static PyObject *parts_are_plain(PyObject *module, PyObject *on) {
-    int now = PyObject_IsTrue(on);
-    bool was = pd_parts_are_plain;
-    (void)module;
-    if (now < 0) return NULL;
-    pd_parts_are_plain = now;
-    return PyBool_FromLong(was);
 }
 
 static PyMethodDef functions[] = {
@@ -111,11 +96,8 @@ static PyMethodDef functions[] = {
     {"set_spread", set_spread, METH_VARARGS,
      "set_spread(part, of)\n\nThe tensor itself becomes this rank's part of what the Spread `of` describes."},
     {"spread_of", spread_of, METH_O, "spread_of(part)\n\nThe Spread of a part; None for a plain tensor."},
-    {"local_sizes", local_sizes, METH_O, "local_sizes(part)\n\nThe sizes of this rank's part."},
     {"set_part_class", set_part_class, METH_O,
      "set_part_class(cls)\n\nThe class of parts that ops return: a subclass of Tensor."},
-    {"parts_are_plain", parts_are_plain, METH_O,
-     "parts_are_plain(on)\n\nWhether ops of this thread take parts as plain tensors. Returns whether they did before."},
     {0},
 };
 

@@ -219,8 +219,7 @@ class State:
         """Shows the wholes in all places, when all ranks have ended their steps. All ranks call it."""
         if not self.unit.intact():
             self.adopt()
-        _C.begin_reading(self.group)
-        _C.end_reading(self.group)
+        _C.await_writes(self.group)
         self.unit.unshard()
 
     def reshard(self):
