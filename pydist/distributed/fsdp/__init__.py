@@ -1,6 +1,6 @@
 """PyTorch's names for sharded training, which stands in `pydist.nn.parallel.fsdp`: it is about modules."""
 
-from importlib import import_module
+from pydist._aliases import from_home
 
 __all__ = (
     "BackwardPrefetch CPUOffload CPUOffloadPolicy DataParallelMeshDims FSDPModule FullOptimStateDictConfig "
@@ -9,9 +9,4 @@ __all__ = (
     "ShardingStrategy StateDictConfig StateDictSettings StateDictType UnshardHandle fully_shard "
     "register_fsdp_forward_method share_comm_ctx"
 ).split()
-
-
-def __getattr__(name):
-    if name in __all__:
-        return getattr(import_module("pydist.nn.parallel.fsdp"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r} (expected one of {', '.join(__all__)})")
+__getattr__ = from_home(__name__, "pydist.nn.parallel.fsdp", __all__)

@@ -1,11 +1,6 @@
 """PyTorch's name for ShardedGradScaler, which stands in `pydist.nn.parallel.fsdp.sharded_grad_scaler`."""
 
-from importlib import import_module
+from pydist._aliases import from_home
 
 __all__ = "ShardedGradScaler".split()
-
-
-def __getattr__(name):
-    if name in __all__:
-        return getattr(import_module("pydist.nn.parallel.fsdp.sharded_grad_scaler"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r} (expected one of {', '.join(__all__)})")
+__getattr__ = from_home(__name__, "pydist.nn.parallel.fsdp.sharded_grad_scaler", __all__)

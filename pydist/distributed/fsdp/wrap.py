@@ -1,14 +1,9 @@
 """PyTorch's names for policies of FullyShardedDataParallel, which stand in `pydist.nn.parallel.fsdp.wrap`."""
 
-from importlib import import_module
+from pydist._aliases import from_home
 
 __all__ = (
     "CustomPolicy ModuleWrapPolicy always_wrap_policy enable_wrap lambda_auto_wrap_policy "
     "size_based_auto_wrap_policy transformer_auto_wrap_policy wrap"
 ).split()
-
-
-def __getattr__(name):
-    if name in __all__:
-        return getattr(import_module("pydist.nn.parallel.fsdp.wrap"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r} (expected one of {', '.join(__all__)})")
+__getattr__ = from_home(__name__, "pydist.nn.parallel.fsdp.wrap", __all__)

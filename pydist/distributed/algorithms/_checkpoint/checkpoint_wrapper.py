@@ -1,5 +1,7 @@
 """Wrappers that checkpoint activations, which stand in `pydist.nn.utils.checkpoint_wrapper`: they are modules."""
 
+from pydist._aliases import from_home
+
 _NAMES = (
     "ActivationWrapper",
     "CheckpointImpl",
@@ -9,11 +11,4 @@ _NAMES = (
     "checkpoint_wrapper",
     "offload_wrapper",
 )
-
-
-def __getattr__(name):
-    if name in _NAMES:
-        from pydist.nn.utils import checkpoint_wrapper as home
-
-        return getattr(home, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r} (expected one of {', '.join(_NAMES)})")
+__getattr__ = from_home(__name__, "pydist.nn.utils.checkpoint_wrapper", _NAMES)

@@ -1,13 +1,6 @@
 """`RemoteModule`, which stands in `pydist.nn.parallel`: modules know of workers, and not the other way round."""
 
+from pydist._aliases import from_home
+
 __all__ = ["RemoteModule"]  # noqa: F822 (found by __getattr__)
-
-
-def __getattr__(name):
-    if name == "RemoteModule":
-        from pydist.nn.parallel.remote_module import RemoteModule
-
-        return RemoteModule
-    raise AttributeError(
-        f"module 'pydist.distributed.nn.api.remote_module' has no attribute {name!r} (expected RemoteModule)"
-    )
+__getattr__ = from_home(__name__, "pydist.nn.parallel.remote_module", __all__)
