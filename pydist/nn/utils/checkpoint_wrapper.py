@@ -5,10 +5,8 @@ import enum
 
 from pydist.autograd.graph import save_on_cpu
 from pydist.nn.modules.module import Module
+from pydist.nn.modules.transparent import Transparent
 from pydist.utils.checkpoint import checkpoint
-
-_NAME = "_checkpoint_wrapped_module"
-_PREFIX = _NAME + "."
 
 
 class CheckpointImpl(enum.Enum):
@@ -18,63 +16,20 @@ class CheckpointImpl(enum.Enum):
     NO_REENTRANT = enum.auto()
 
 
-def _leave_out(wrapper, state_dict, prefix, local_metadata):
-    """After state_dict(): the wrapped module's entries get the names that they have without a wrapper."""
-    inside = prefix + _PREFIX
-    for key in [key for key in state_dict if key.startswith(inside)]:
-        state_dict[prefix + key[len(inside) :]] = state_dict.pop(key)
-    metadata = getattr(state_dict, "_metadata", {})
-    for key in [key for key in metadata if f"{key}.".startswith(inside)]:
-        metadata[(prefix + f"{key}."[len(inside) :])[:-1]] = metadata.pop(key)
-
-
-def _leave_out_of_lists(wrapper, incompatible_keys):
-    for keys in incompatible_keys:
-        keys[:] = [key.replace(_PREFIX, "") for key in keys]
-
-
-class ActivationWrapper(Module):
+class ActivationWrapper(Transparent):
     """The base of both wrappers: a module in the place of `module`, whose attributes, items and names of entries it has.
     Subclasses define forward()."""
+
+    _inside = "_checkpoint_wrapped_module"
 
     def __init__(self, module):
         if not isinstance(module, Module):
             raise TypeError(f"{type(self).__name__}: got {type(module).__name__} (expected a Module)")
-        super().__init__()
-        self._checkpoint_wrapped_module = module
-        self.register_state_dict_post_hook(_leave_out)
-        self.register_load_state_dict_post_hook(_leave_out_of_lists)
+        super().__init__(module)
 
     def forward(self, *args, **kwargs):
         """Calls the wrapped module."""
         raise NotImplementedError(f"{type(self).__name__} has no forward() (expected a subclass that defines it)")
-
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == _NAME or _NAME not in self.__dict__.get("_modules", ()):
-                raise
-            return getattr(self._checkpoint_wrapped_module, name)
-
-    def __getitem__(self, index):
-        return self._checkpoint_wrapped_module[index]
-
-    def named_parameters(self, *args, **kwargs):
-        """(name, parameter) of the wrapped module, under the names that they have without the wrapper."""
-        for name, parameter in super().named_parameters(*args, **kwargs):
-            yield name.replace(_PREFIX, ""), parameter
-
-    def named_buffers(self, *args, **kwargs):
-        """(name, buffer), in the same way."""
-        for name, buffer in super().named_buffers(*args, **kwargs):
-            yield name.replace(_PREFIX, ""), buffer
-
-    def _load_from_state_dict(self, state_dict, prefix, *args):
-        inside = prefix + _PREFIX
-        for key in [key for key in state_dict if key.startswith(prefix) and not key.startswith(inside)]:
-            state_dict[inside + key[len(prefix) :]] = state_dict.pop(key)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class CheckpointWrapper(ActivationWrapper):

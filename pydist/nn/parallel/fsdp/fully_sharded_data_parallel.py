@@ -18,6 +18,7 @@ from pydist.distributed.checkpoint.state_dict import (
 )
 from pydist.distributed.device_mesh import DeviceMesh, init_device_mesh
 from pydist.nn.modules.module import Module
+from pydist.nn.modules.transparent import Transparent
 from pydist.nn.parallel.fsdp.fully_shard import FSDPModule, shard_modules
 from pydist.nn.parallel.fsdp.policies import MixedPrecisionPolicy
 from pydist.nn.parallel.fsdp.state import states_of
@@ -25,8 +26,6 @@ from pydist.nn.parallel.fsdp.wrap import auto_wrap
 from pydist.nn.parameter import Parameter
 from pydist.nn.utils.clip_grad import clip_grad_norm_
 
-_NAME = "_fsdp_wrapped_module"
-_PREFIX = _NAME + "."
 _OP = "FullyShardedDataParallel"
 
 
@@ -204,7 +203,7 @@ def _materialise(module, init, ignored):
             below.reset_parameters()
 
 
-class FullyShardedDataParallel(FSDPModule, Module):
+class FullyShardedDataParallel(FSDPModule, Transparent):
     """Wraps `module`: its parameters, gradients and optimizer states are shared out over the ranks, as by fully_shard.
     Parameters below that wrappers have already stay apart. Make the optimizer afterwards.
 
@@ -228,6 +227,8 @@ class FullyShardedDataParallel(FSDPModule, Module):
     ['0.weight', '0.bias', '1.weight', '1.bias']
     """
 
+    _inside = "_fsdp_wrapped_module"
+
     def __init__(
         self,
         module,
@@ -247,7 +248,6 @@ class FullyShardedDataParallel(FSDPModule, Module):
         ignored_states=None,
         device_mesh=None,
     ):
-        super().__init__()
         if not isinstance(module, Module):
             raise TypeError(f"{_OP}: module is {type(module).__name__} (expected a Module)")
         strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
@@ -270,7 +270,7 @@ class FullyShardedDataParallel(FSDPModule, Module):
         _materialise(module, param_init_fn, ignored)
         if sync_module_states:
             self._take_values(module, mesh, {id(p) for p in kept})
-        self._fsdp_wrapped_module = module
+        super().__init__(module)
         self.sharding_strategy, self.mixed_precision = strategy, mixed_precision
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if mixed_precision is not None:
@@ -299,30 +299,9 @@ class FullyShardedDataParallel(FSDPModule, Module):
         """The wrapped module."""
         return self._fsdp_wrapped_module
 
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == _NAME or _NAME not in self.__dict__.get("_modules", ()):
-                raise
-            return getattr(self._fsdp_wrapped_module, name)
-
-    def __getitem__(self, index):
-        return self._fsdp_wrapped_module[index]
-
     def forward(self, *args, **kwargs):
         """Calls the wrapped module."""
         return self._fsdp_wrapped_module(*args, **kwargs)
-
-    def named_parameters(self, *args, **kwargs):
-        """(name, parameter), under the names that they have without wrappers."""
-        for name, parameter in super().named_parameters(*args, **kwargs):
-            yield name.replace(_PREFIX, ""), parameter
-
-    def named_buffers(self, *args, **kwargs):
-        """(name, buffer), in the same way."""
-        for name, buffer in super().named_buffers(*args, **kwargs):
-            yield name.replace(_PREFIX, ""), buffer
 
     # ---- gradients
 
@@ -434,12 +413,6 @@ class FullyShardedDataParallel(FSDPModule, Module):
         """The module's state under the names that it has without wrappers: whole tensors, DTensors, or nothing, as
         set_state_dict_type says. All ranks call it."""
         found = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        inside = prefix + _PREFIX
-        for key in [key for key in found if key.startswith(inside)]:
-            found[prefix + key[len(inside) :]] = found.pop(key)
-        metadata = getattr(found, "_metadata", {})
-        for key in [key for key in metadata if f"{key}.".startswith(inside)]:
-            metadata[(prefix + f"{key}."[len(inside) :])[:-1]] = metadata.pop(key)
         self._as_wanted(found, prefix)
         return found
 
@@ -455,19 +428,6 @@ class FullyShardedDataParallel(FSDPModule, Module):
             found[key] = value.to("cpu") if config.offload_to_cpu else value
             if getattr(config, "rank0_only", False) and get_rank() != 0:
                 del found[key]
-
-    def _load_from_state_dict(self, state_dict, prefix, *args):
-        inside = prefix + _PREFIX
-        for key in [key for key in state_dict if key.startswith(prefix) and not key.startswith(inside)]:
-            state_dict[inside + key[len(prefix) :]] = state_dict.pop(key)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def load_state_dict(self, state_dict, strict=True, assign=False):
-        """Loads whole tensors, which are the same on all ranks, or DTensors."""
-        keys = super().load_state_dict(state_dict, strict, assign)
-        for names in keys:
-            names[:] = [name.replace(_PREFIX, "") for name in names]
-        return keys
 
     @staticmethod
     def optim_state_dict(model, optim, optim_state_dict=None, group=None):
