@@ -1,5 +1,6 @@
 """Jobs of the launcher, started from outside, and what is left of them."""
 
+import json
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 
 import pydist
+from lib.control import all_good, finish, free_port
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(pydist.__file__)))
 SLOW = float(os.environ.get("FULL_SLOW", 1))  # how much slower this build is than a usual one
@@ -47,6 +49,29 @@ def launch(*args, timeout=20, **more):
             process.kill()
             raise
     return process.returncode, out, err, time.monotonic() - begin
+
+
+def run_beside(program, world, runs):
+    """What rank 0 of a job prints, as JSON; the ranks run the same text, and read `runs` from their input, as JSON."""
+    where = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=environment(RANK=str(rank), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", **where),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    for process in ranks:
+        process.stdin.write(json.dumps(runs))
+        process.stdin.close()
+        process.stdin = None
+    ended = finish(ranks, within(120))
+    all_good(ended)
+    return json.loads(ended[0][1])
 
 
 def shared_files():

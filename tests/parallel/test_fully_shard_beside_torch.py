@@ -1,13 +1,8 @@
 """fully_shard beside PyTorch's, over gloo: 20 steps in float64, state dicts, and the 16-bit policy."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from lib.control import free_port
-from lib.processes import environment, within
+from lib.processes import run_beside
 
 PROGRAM = """
 import json, sys
@@ -149,29 +144,7 @@ dist.destroy_process_group()
 
 
 def on_ranks(library, world, runs):
-    where = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM.format(library=library)],
-            env=environment(RANK=str(rank), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", **where),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    for process in ranks:
-        process.stdin.write(json.dumps(runs))
-        process.stdin.close()
-        process.stdin = None
-    try:
-        out = [process.communicate(timeout=within(120)) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert not any(process.returncode for process in ranks), "\n".join(errors[-2000:] for _, errors in out)
-    return json.loads(out[0][0])
+    return run_beside(PROGRAM.format(library=library), world, runs)
 
 
 def assert_near(a, b, relative, path=""):

@@ -1,14 +1,9 @@
 """ZeroRedundancyOptimizer beside PyTorch's, over gloo: who owns which parameter, 20 steps in float64, and states that
 each loads from the other."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from lib.control import free_port
-from lib.processes import environment
+from lib.processes import run_beside
 
 PROGRAM = """
 import json, sys
@@ -111,24 +106,7 @@ dist.destroy_process_group()
 
 
 def on_ranks(library, world, runs):
-    where = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM.format(library=library)],
-            env=environment(RANK=str(rank), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", **where),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    for rank in ranks:
-        rank.stdin.write(json.dumps(runs))
-        rank.stdin.close()
-        rank.stdin = None
-    texts = [rank.communicate(timeout=240)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world
-    return json.loads(texts[0])
+    return run_beside(PROGRAM.format(library=library), world, runs)
 
 
 def near(a, b, limit=1e-9):
