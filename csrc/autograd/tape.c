@@ -102,7 +102,7 @@ void pd_tensor_forget(pd_tensor *t) {
 
 pd_status pd_meta_get(pd_tensor *t, pd_meta **out) {
     if (!t->meta) {
-        pd_tensor_drop_meta = drop_meta;
+        atomic_store_explicit(&pd_tensor_drop_meta, drop_meta, memory_order_relaxed);
         PD_TRY(pd_calloc(sizeof *t->meta, "autograd", &t->meta));
     }
     *out = t->meta;

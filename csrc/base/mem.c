@@ -112,17 +112,14 @@ pd_status pd_calloc(size_t bytes, const char *what, void *out) {
     return PD_OK;
 }
 
-#define HUGE ((uintptr_t)2 << 20) /* bytes of a huge page */
-#define LARGE ((size_t)8 << 20)   /* blocks from this size on ask for huge pages: fewer pages to look up and to clear */
-
 pd_status pd_malloc_aligned(size_t bytes, const char *what, void *out) {
     if (bytes > SIZE_MAX - 64) return out_of_memory(bytes, what);
     atomic_fetch_add_explicit(&asked, 1, memory_order_relaxed);
-    void *p = pd_fault_hit() ? NULL : aligned_alloc(64, bytes ? (bytes + 63) & ~(size_t)63 : 64);
+    void *p = pd_fault_hit() ? NULL : aligned_alloc(64, bytes ? pd_whole_lines(bytes) : 64);
     if (!p) return out_of_memory(bytes, what);
 #ifdef MADV_HUGEPAGE
-    if (bytes >= LARGE) {
-        uintptr_t from = ((uintptr_t)p + HUGE - 1) & ~(HUGE - 1), to = ((uintptr_t)p + bytes) & ~(HUGE - 1);
+    if (bytes >= PD_LARGE) {
+        const uintptr_t low = PD_HUGE_PAGE - 1, from = ((uintptr_t)p + low) & ~low, to = ((uintptr_t)p + bytes) & ~low;
         madvise((void *)from, to - from, MADV_HUGEPAGE);
     }
 #endif

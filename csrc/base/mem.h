@@ -12,6 +12,9 @@ pd_status pd_calloc(size_t bytes, const char *what, void *out);
    pd_free_aligned: what a thread keeps of freed blocks is no use to a later request like this one. */
 pd_status pd_malloc_aligned(size_t bytes, const char *what, void *out);
 void pd_free_aligned(void *p);
+static inline size_t pd_whole_lines(size_t bytes) { return (bytes + 63) & ~(size_t)63; } /* cache lines, of 64 bytes */
+#define PD_HUGE_PAGE ((size_t)2 << 20) /* bytes */
+#define PD_LARGE ((size_t)8 << 20)     /* memory from this size on gets huge pages: fewer to look up and to clear */
 /* Grows the array *ptr until it has room for `want` elements of `size` bytes, by doubling *cap. */
 pd_status pd_grow(void *ptr, size_t *cap, size_t want, size_t size, const char *what);
 void pd_free(void *p);

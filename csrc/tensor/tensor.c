@@ -2,7 +2,7 @@
 
 #include "base/mem.h"
 
-void (*pd_tensor_drop_meta)(struct pd_meta *meta);
+void (*_Atomic pd_tensor_drop_meta)(struct pd_meta *meta);
 void (*pd_tensor_drop_wrapper)(void *wrapper);
 _Atomic(pd_note) pd_note_write;
 static atomic_int_fast64_t live;
@@ -141,7 +141,7 @@ void pd_tensor_release(pd_tensor *t) {
                                                     memory_order_acquire));
     if (refs != 1) return;
     atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
-    if (t->meta) pd_tensor_drop_meta(t->meta);
+    if (t->meta) atomic_load_explicit(&pd_tensor_drop_meta, memory_order_relaxed)(t->meta);
     if (t->version && atomic_fetch_sub_explicit(&t->version->refs, 1, memory_order_acq_rel) == 1) pd_free(t->version);
     pd_storage_release(t->storage);
     pd_spread_release(t->spread);

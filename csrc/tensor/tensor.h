@@ -100,7 +100,7 @@ bool pd_tensor_shares(const pd_tensor *a, const pd_tensor *b);
 /* Set once by later rooms, called when the last reference goes. A tensor that keeps its wrapper alive is not freed
    then: the wrapper becomes its owner, and drop_wrapper releases the wrapper, which Python code may have found and
    still use. */
-extern void (*pd_tensor_drop_meta)(struct pd_meta *meta);
+extern void (*_Atomic pd_tensor_drop_meta)(struct pd_meta *meta);
 extern void (*pd_tensor_drop_wrapper)(void *wrapper);
 int64_t pd_tensor_live(void);
 

@@ -176,6 +176,18 @@ static pd_status await(client *c, request *r, const pd_store_call *call) {
     return r->status ? pd_error_restore(&r->error) : PD_OK;
 }
 
+/* Needs the lock. What could not be sent: the thread hears why, and then the error names the rank that hosted the
+   server. */
+static pd_status not_sent(client *c, pd_status status) {
+    pd_error e;
+    pd_error_save(&e);
+    for (int64_t deadline = pd_os_now() + GOODBYE_NS; !c->lost && pd_os_now() < deadline;)
+        pd_os_cond_wait(&c->change, &c->lock, PD_SLICE_NS);
+    PD_TRY(pd_link_gone(&c->link));
+    pd_error_restore(&e);
+    return status;
+}
+
 static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *reply) {
     client *c = (client *)link;
     request r = {0};
@@ -192,7 +204,7 @@ static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *
     size_t n = sizeof head + call->key_bytes;
     int handle = c->wire.handles ? (int)call->handle : -1; /* tcp cannot carry it */
     pd_status status = send_frame(c, PD_CONTROL_CALL, r.id, text, n, call->data, call->bytes, handle);
-    PD_THEN(await(c, &r, call));
+    status = status ? not_sent(c, status) : await(c, &r, call);
     for (request **at = &c->requests; *at; at = &(*at)->next)
         if (*at == &r) {
             *at = r.next;

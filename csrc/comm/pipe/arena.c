@@ -109,7 +109,8 @@ static pd_slab *make(pd_arena *a, size_t bytes) {
         close(fd);
         return a->slabs[number] = NULL;
     }
-    for (int r = 0; r < a->world; r++) a->known[(size_t)r * PD_SLABS + (size_t)number] = 0;
+    for (int r = 0; r < a->world; r++)
+        atomic_store_explicit(&a->known[(size_t)r * PD_SLABS + (size_t)number], 0, memory_order_relaxed);
     a->bytes += bytes;
     return a->slabs[number];
 }
@@ -123,7 +124,7 @@ pd_slab *pd_arena_take(pd_arena *a, size_t bytes, int to, int parcels) {
     for (int i = 0; i < PD_SLABS; i++) {
         pd_slab *s = a->slabs[i];
         if (!s || s->bytes < size || s->bytes / 4 > size || !is_free(s)) continue;
-        bool known = a->known[(size_t)to * PD_SLABS + (size_t)i];
+        bool known = atomic_load_explicit(&a->known[(size_t)to * PD_SLABS + (size_t)i], memory_order_relaxed);
         if (best && (best_known > known || (best_known == known && best->bytes <= s->bytes))) continue;
         best = s;
         best_known = known;

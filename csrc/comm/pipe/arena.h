@@ -35,7 +35,7 @@ typedef struct pd_arena {
     int rank, world;
     size_t limit, bytes;
     pd_slab *slabs[PD_SLABS];
-    uint8_t *known; /* [world][PD_SLABS] which slabs a rank has mapped */
+    atomic_uchar *known; /* [world][PD_SLABS] which slabs a rank has mapped; only a wish for pd_arena_take */
 } pd_arena;
 
 pd_status pd_arena_init(pd_arena *a, int rank, int world, size_t limit);

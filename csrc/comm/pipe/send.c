@@ -54,7 +54,8 @@ static pd_status connect_once(letter *l) {
     take_time(l);
     PD_TRY(pd_door_dial(l->p, l->to, l->until, &l->out->fd));
     pd_fork_watch_add(&l->out->watch, l->out->fd);
-    memset(&l->p->arena.known[(size_t)l->to * PD_SLABS], 0, PD_SLABS); /* news of them may be lost with the last one */
+    for (int i = 0; i < PD_SLABS; i++) /* news of them may be lost with the last one */
+        atomic_store_explicit(&l->p->arena.known[l->to * PD_SLABS + i], 0, memory_order_relaxed);
     return PD_OK;
 }
 
@@ -120,11 +121,11 @@ static pd_status push(letter *l, struct iovec *pieces, int n, int handle) {
 
 /* Tells the receiver of a slab that it does not know yet. */
 static pd_status introduce(letter *l, const pd_slab *s) {
-    uint8_t *known = &l->p->arena.known[(size_t)l->to * PD_SLABS + s->number];
+    atomic_uchar *known = &l->p->arena.known[(size_t)l->to * PD_SLABS + s->number];
     pd_pipe_head head = {.magic = PD_PIPE_MAGIC, .kind = PD_PIPE_SLAB, .id = s->number, .bytes = s->bytes};
-    if (*known) return PD_OK;
+    if (atomic_load_explicit(known, memory_order_relaxed)) return PD_OK;
     PD_TRY(push(l, &(struct iovec){&head, sizeof head}, 1, s->fd));
-    *known = 1;
+    atomic_store_explicit(known, 1, memory_order_relaxed);
     return PD_OK;
 }
 
@@ -132,8 +133,6 @@ static pd_lease *lease_back(const pd_parcel *c, int to) {
     pd_lease *l = c->drop == pd_lease_drop ? c->ctx : NULL;
     return l && c->given && l->slab->owner == to ? l : NULL;
 }
-
-static size_t rounded(size_t n) { return (n + 63) & ~(size_t)63; }
 
 /* Decides how each parcel travels, and copies into *slab what goes there. */
 static void route(letter *l, pd_parcel *parcels, int n, pd_slab **slab) {
@@ -149,7 +148,7 @@ static void route(letter *l, pd_parcel *parcels, int n, pd_slab **slab) {
             l->table[i].offset = (uint64_t)((char *)parcels[i].data - lease->slab->base);
         } else if (near && parcels[i].bytes >= PD_PIPE_INLINE) {
             l->table[i].way = PD_WAY_SLAB;
-            bytes += rounded(parcels[i].bytes);
+            bytes += pd_whole_lines(parcels[i].bytes);
             shared++;
         }
     }
@@ -165,7 +164,7 @@ static void route(letter *l, pd_parcel *parcels, int n, pd_slab **slab) {
         e->slab = (*slab)->number;
         e->offset = at;
         memcpy((*slab)->base + at, parcels[i].data, parcels[i].bytes);
-        at += rounded(parcels[i].bytes);
+        at += pd_whole_lines(parcels[i].bytes);
         atomic_fetch_add_explicit(&l->p->copied, parcels[i].bytes, memory_order_relaxed);
     }
 }
