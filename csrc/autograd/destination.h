@@ -18,11 +18,13 @@ typedef struct pd_grad_owner {
     pd_status (*hand_over)(void *ctx, pd_tensor *leaf);
     void *ctx;
     bool elsewhere; /* optimizers step another tensor in the leaf's place: its shard */
+    bool lends;     /* on the CPU: while the leaf has no .grad, nobody else reads or writes the view */
 } pd_grad_owner;
 
 typedef struct pd_grad_destination {
     const pd_grad_owner *owner; /* NULL: nobody, .grad has memory of its own */
     pd_tensor *view;            /* [strong] NULL: .grad has memory of its own, which the owner may read */
+    pd_storage *ahead;          /* [strong] the view's memory for pd_grad_make_ahead; NULL: it was not called */
 } pd_grad_destination;
 
 /* From now on the leaf's gradient belongs to `owner` and lies in view, which has the leaf's dtype, device and shape, or
@@ -31,5 +33,14 @@ typedef struct pd_grad_destination {
 pd_status pd_grad_take(pd_tensor *leaf, const pd_grad_owner *owner, pd_tensor *view);
 /* Ends the ownership, unless the leaf belongs to another owner by now. .grad stays as it is. */
 void pd_grad_give_up(pd_tensor *leaf, const pd_grad_owner *owner);
+
+/* [new] unwritten memory for the gradient of a leaf, which a forward makes: the destination's, so that backward need
+   not copy. *out NULL: that is not lent, or an earlier forward has it. */
+pd_status pd_grad_make_ahead(pd_tensor *leaf, pd_tensor **out);
+/* Whether somebody but g has what pd_grad_make_ahead has made, in the destination's memory. */
+bool pd_grad_is_ahead(const pd_grad_destination *d, const pd_tensor *g);
+/* Before somebody else writes there: moves what pd_grad_is_ahead tells of to memory of its own, and keeps the view's
+   values. */
+pd_status pd_grad_clear(pd_grad_destination *d, const pd_tensor *g);
 
 #endif

@@ -40,8 +40,9 @@ static bool is_ours(const pd_tensor *t) { /* nobody else can see t or its memory
 /* True: t is ours, or was made in a leaf's destination, which nobody reads before it is final. */
 bool pd_run_may_grow(const entry *e, const pd_tensor *t) {
     const pd_tensor *place = e->leaf && e->leaf->meta ? e->leaf->meta->destination.view : NULL;
-    return is_ours(t) ||
-           (place && t->refs == 1 && !t->base && t->storage == place->storage && t->offset == place->offset);
+    if (is_ours(t)) return true;
+    if (!place || t->refs > 1 || t->base || pd_tensor_data(t) != pd_tensor_data(place)) return false;
+    return t->storage == place->storage || !pd_grad_is_ahead(&e->leaf->meta->destination, t);
 }
 
 pd_status pd_run_slot(entry *e, int index, pd_tensor ***out) {
@@ -123,7 +124,7 @@ pd_tensor *pd_vjp_destination(const pd_vjp *v, int i) {
     }
     const pd_meta *m = e->leaf ? e->leaf->meta : NULL;
     pd_tensor *view = m ? m->destination.view : NULL;
-    if (!view || m->grad || pd_run_find(r, e->leaf)->one) return NULL;
+    if (!view || m->grad || pd_run_find(r, e->leaf)->one || pd_grad_is_ahead(&m->destination, NULL)) return NULL;
     for (int k = 0; k < v->node->nin; k++) /* the same leaf may be another input, too */
         if (v->gin[k] && v->gin[k]->storage == view->storage && v->gin[k]->offset == view->offset) return NULL;
     return view;

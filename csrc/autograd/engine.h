@@ -94,7 +94,8 @@ pd_status pd_run_close(pd_run *r, pd_status status);
 
 /* Adds g to the leaf's .grad, which is its destination's view if it has one. */
 pd_status pd_leaf_accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph);
-/* The same for a gradient that no backward has made: the leaf's hooks run as in backward. */
+/* The same for a gradient that the caller has made, whose memory nobody else will use: the leaf's hooks run as in
+   backward, and without a .grad so far g becomes it. */
 pd_status pd_leaf_give(pd_tensor *leaf, pd_tensor *g);
 
 #endif

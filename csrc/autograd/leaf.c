@@ -58,16 +58,25 @@ static pd_status apart(pd_tensor *g, pd_tensor **out) {
     return is_alone(g) ? pd_tensor_alias(g, false, out) : pd_engine.clone(g, out);
 }
 
+/* Puts g into the destination, unless it was made there. A hook may have made another view of that memory. */
+static pd_status put_in_place(pd_grad_destination *d, pd_tensor *g) {
+    const bool there = pd_tensor_data(g) == pd_tensor_data(d->view);
+    const bool as_it_is = there && pd_tensor_same_layout(g, d->view);
+    pd_tensor *copy = NULL;
+    PD_TRY(pd_grad_clear(d, g));
+    if (as_it_is) return PD_OK;
+    if (there) PD_TRY(pd_engine.clone(g, &copy));
+    pd_status status = pd_engine.copy_into(d->view, copy ? copy : g);
+    pd_tensor_release(copy);
+    return status;
+}
+
 /* [new] the tensor that becomes .grad of a leaf that has none. */
-static pd_status first_grad(const pd_meta *m, pd_tensor *g, pd_tensor **out) {
-    pd_tensor *view = m->destination.view;
-    if (view) {
-        if (g->storage != view->storage || g->offset != view->offset) /* else g was made there */
-            PD_TRY(pd_engine.copy_into(view, g));
-        pd_tensor_retain(*out = view);
-        return PD_OK;
-    }
-    return apart(g, out);
+static pd_status first_grad(pd_meta *m, pd_tensor *g, pd_tensor **out) {
+    if (!m->destination.view) return apart(g, out);
+    PD_TRY(put_in_place(&m->destination, g));
+    pd_tensor_retain(*out = m->destination.view);
+    return PD_OK;
 }
 
 static bool alike(const pd_tensor *a, const pd_tensor *b) {
@@ -142,14 +151,27 @@ static pd_status call_hooks_after(pd_tensor *leaf, pd_tensor *g) {
     return status;
 }
 
+/* Makes g itself .grad, where there is none and no place for it. */
+static bool becomes_grad(pd_tensor *leaf, pd_tensor *g) {
+    if (!leaf->meta || leaf->meta->destination.view || !alike(leaf, g)) return false;
+    if (g->storage->drop || !pd_tensor_is_contiguous(g)) return false;
+    pd_tensor_retain(g);
+    if (pd_meta_swap_grad(leaf->meta, NULL, g)) return true;
+    pd_tensor_release(g);
+    return false;
+}
+
 pd_status pd_leaf_give(pd_tensor *leaf, pd_tensor *g) {
     const bool plain = pd_parts_are_plain;
+    const pd_tensor *given = g;
+    const int64_t refs = g->refs, held = g->storage->refs;
     pd_status status = PD_OK;
     pd_tensor_retain(g);
     pd_parts_are_plain = false; /* hooks see parts as such */
     if (leaf->meta) status = pd_call_grad_hooks(leaf->meta->hooks, 0, &g);
     pd_parts_are_plain = true;
-    PD_THEN(pd_leaf_accumulate(leaf, g, false));
+    const bool kept = refs > 1 || g != given || g->refs > refs + 1 || g->storage->refs > held; /* by a hook, say */
+    if (!status && (kept || !becomes_grad(leaf, g))) status = pd_leaf_accumulate(leaf, g, false);
     pd_parts_are_plain = false;
     PD_THEN(call_hooks_after(leaf, g));
     pd_tensor_release(g);

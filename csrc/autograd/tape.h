@@ -230,9 +230,10 @@ pd_tensor *pd_vjp_in(pd_vjp *v, int i);
 pd_tensor *pd_vjp_out(pd_vjp *v, int i);
 /* [borrowed from v] saved input i, for its sizes and strides only: its values may have changed. */
 const pd_tensor *pd_vjp_geometry(pd_vjp *v, int i);
-/* [borrowed from v] saved input i's memory, to write the gradient over it, if nobody else can see it or will read it
-   again; else NULL. After that no other backward can use the node. */
+/* [borrowed from v] saved input or output i's memory, to write the gradient over it, if nobody else can see it or will
+   read it again; else NULL. After that no other backward can use the node. */
 pd_tensor *pd_vjp_take(pd_vjp *v, int i);
+pd_tensor *pd_vjp_take_out(pd_vjp *v, int i);
 /* Releases what v keeps, except gin. */
 void pd_vjp_end(pd_vjp *v);
 /* Gives v a [new] tensor to keep, and the status of the call that made it. Returns t, or NULL after a failure. */

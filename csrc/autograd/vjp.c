@@ -215,16 +215,29 @@ static pd_tensor *unpack(pd_vjp *v, bool is_out, int index) {
 pd_tensor *pd_vjp_in(pd_vjp *v, int i) { return unpack(v, false, i); }
 pd_tensor *pd_vjp_out(pd_vjp *v, int i) { return unpack(v, true, i); }
 
-pd_tensor *pd_vjp_take(pd_vjp *v, int i) {
-    const pd_saved *s = v->status || !v->last ? NULL : find_saved(v->node, false, i);
+/* How many keep the memory of a tensor that only its node has. */
+static int64_t keepers(const pd_node *n, const pd_storage *s) {
+    for (int i = 0; i < n->nin; i++) {
+        const pd_tensor *leaf = n->edges[i].leaf;
+        if (leaf && leaf->meta && leaf->meta->destination.ahead == s) return 2;
+    }
+    return pd_storage_is_private(s) ? 1 : 0;
+}
+
+static pd_tensor *take(pd_vjp *v, bool is_out, int i) {
+    pd_node *n = v->node;
+    const pd_saved *s = v->status || !v->last ? NULL : find_saved(n, is_out, i);
     pd_tensor *t = s && !s->packed ? s->t : NULL, *out = NULL;
-    const bool alone = t && t->refs == 1 && t->storage->refs == 1 && pd_storage_is_private(t->storage) &&
-                       v->node->readers == 2; /* the graph, and this call */
+    const bool alone = t && t->refs == 1 && t->storage->refs == keepers(n, t->storage) &&
+                       n->readers == 2 - n->freed; /* the graph, until it is freed, and this call */
     if (!alone) return NULL;
-    pd_node_free_saved(v->node);
+    pd_node_free_saved(n);
     pd_status status = pd_tensor_alias(t, false, &out);
     return pd_vjp_keep(v, status, out);
 }
+
+pd_tensor *pd_vjp_take(pd_vjp *v, int i) { return take(v, false, i); }
+pd_tensor *pd_vjp_take_out(pd_vjp *v, int i) { return take(v, true, i); }
 
 static const pd_device *device_of(const pd_vjp *v) {
     for (int i = 0; i < v->node->nout; i++)

@@ -143,7 +143,9 @@ static pd_status make_gradients(job *j, const pd_call *c) {
         pd_tensor *t = c->in[of[k]];
         if (!c->wants || !t || !pd_tensor_wants_grad(t)) continue;
         bool added = k != GX && j->rows < j->all.rows && pd_dtype_size(j->t) == 2; /* summed over chunks in float32 */
-        PD_TRY(pd_tensor_new(c->def->name, added ? PD_F32 : (pd_dtype)t->dtype, t->ndim, t->size, &j->out[k]));
+        pd_dtype dtype = added ? PD_F32 : (pd_dtype)t->dtype;
+        if (dtype == (pd_dtype)t->dtype) PD_TRY(pd_grad_make_ahead(t, &j->out[k]));
+        if (!j->out[k]) PD_TRY(pd_tensor_new(c->def->name, dtype, t->ndim, t->size, &j->out[k]));
         if (!j->all.rows) pd_fill(j->out[k], &(pd_scalar){.cat = PD_CAT_INT});
     }
     return j->out[GB] ? pd_tensor_new(c->def->name, (pd_dtype)j->out[GB]->dtype, 1, &j->all.C, &j->row) : PD_OK;
@@ -229,9 +231,10 @@ static void fused_fast(pd_vjp *v) {
     if (v->status) return;
     for (int k = GX; k <= GB; k++) {
         if (!pd_vjp_needs(v, of[k])) continue;
-        pd_val g = pd_val_of(pd_vjp_out(v, k)), f = pd_device_here->kernels ? pd_val_of(by) : pd_const(factor.d);
-        if (f.t || f.c != 1) g = pd_x2_to(v, PD_OP_mul, g, f, pd_vjp_destination(v, of[k]));
-        pd_vjp_set(v, of[k], g.t);
+        pd_tensor *g = pd_vjp_out(v, k), *own = pd_vjp_take_out(v, k);
+        pd_val f = pd_device_here->kernels ? pd_val_of(by) : pd_const(factor.d);
+        if (f.t || f.c != 1) g = pd_x2_to(v, PD_OP_mul, pd_val_of(g), f, own ? own : pd_vjp_destination(v, of[k])).t;
+        pd_vjp_set(v, of[k], g);
     }
 }
 
