@@ -9,6 +9,7 @@
 
 pd_dtype pd_default_dtype = PD_F32;
 _Thread_local pd_status (*pd_selecting)(pd_call *c, bool *have);
+_Thread_local void (*pd_between_kernels)(void);
 _Thread_local bool pd_parts_are_plain;
 
 /* ---- promotion --------------------------------------------------------------------------------------------------- */
@@ -139,6 +140,23 @@ static pd_spread *find_spread(pd_tensor *const *in, int nin) {
     return NULL;
 }
 
+/* Whether an elementwise op on the parts is that op on the whole. */
+static bool is_of_the_whole(const pd_call *c, const pd_spread *s) {
+    const pd_linear linear = c->def->op->linear;
+    int parts = 0;
+    if (s->parts == PD_PARTS_BESIDE) return true;
+    for (int i = 0; i < c->nin; i++) {
+        if (!c->in[i] || !c->in[i]->spread) continue;
+        parts++;
+        if (pd_dtype_category((pd_dtype)c->in[i]->dtype) > pd_dtype_category((pd_dtype)c->out[0]->dtype)) return false;
+    }
+    if (linear == PD_LINEAR_COPY) return parts == c->nin;
+    if (s->parts != PD_PARTS_ADDED) return false;
+    if (linear == PD_LINEAR_ALL) return parts == c->nin;
+    if (linear == PD_LINEAR_FIRST && !(c->in[0] && c->in[0]->spread)) return false;
+    return linear != PD_LINEAR_NOT && parts == 1;
+}
+
 /* Whether the op can run on parts with the spread s, after infer. */
 static pd_status check_parts(const pd_call *c, const pd_spread *s) {
     const char *op = c->def->name;
@@ -152,6 +170,11 @@ static pd_status check_parts(const pd_call *c, const pd_spread *s) {
             return pd_fail(PD_E_RUNTIME, "%s: got mixed torch.Tensor and DTensor: input %d is %s (expected DTensors of "
                            "one mesh, placements and shape, or numbers)",
                            op, i, c->in[i]->spread ? "another DTensor" : "a plain tensor");
+    if (!is_of_the_whole(c, s))
+        return pd_fail(PD_E_NOTIMPL,
+                       "%s: got a DTensor with Partial placements, and what this call makes of the parts of %s is no "
+                       "part of the result (expected redistribute() to Replicate or Shard before)",
+                       op, s->parts == PD_PARTS_ADDED ? "a sum" : "it");
     return PD_OK;
 }
 
@@ -245,6 +268,7 @@ static pd_status run_unlocked(pd_call *c) {
 static pd_status run_kernel(pd_call *c, double *work) {
     const pd_op *op = c->def->op;
     if (!op->kernel) return PD_OK;
+    if (__builtin_expect(pd_between_kernels != NULL, 0)) pd_between_kernels();
     if (pd_device_here->kernels) return launch(c);
     PD_TRY(pd_scratch(op->scratch ? op->scratch(c) : 0, c->def->name, &c->scratch));
     bool finite = pd_nan_armed && pd_nan_inputs_finite(c);

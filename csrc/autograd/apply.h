@@ -33,6 +33,10 @@ extern _Thread_local bool pd_parts_are_plain;
    after the kernel, with have NULL. */
 extern _Thread_local pd_status (*pd_selecting)(pd_call *c, bool *have);
 
+/* NULL, or is called before each kernel of this thread, for what moves only when its ranks call in
+   (parallel/between.h). */
+extern _Thread_local void (*pd_between_kernels)(void);
+
 extern pd_dtype pd_default_dtype; /* of new floating tensors: F32 */
 
 #endif

@@ -96,6 +96,14 @@ enum { /* pd_op.flags */
     PD_REARRANGES = 2048,      /* a view that shows each element of input 0 once */
 };
 
+typedef enum pd_linear { /* pd_op.linear: whether the sum of outputs is the output of sums */
+    PD_LINEAR_NOT,
+    PD_LINEAR_COPY,  /* yes: the output is a copy of an input */
+    PD_LINEAR_ALL,   /* yes, of the sums of all inputs: add */
+    PD_LINEAR_ONE,   /* of one input, if the others have one value: mul */
+    PD_LINEAR_FIRST, /* of the first, if the others have one value: div */
+} pd_linear;
+
 struct pd_vjp;
 
 /* A part of a tensor: indices [from, to) of one dimension, all of them (dense) or some. */
@@ -122,6 +130,7 @@ typedef struct pd_op {
     const char *sig, *doc;
     pd_promote promote;
     pd_cast cast;
+    pd_linear linear;
     uint32_t save, flags;
     size_t attrs; /* sizeof the attrs struct: checked against the signature */
     int nout;          /* 0 means 1; a compose may give fewer or more */

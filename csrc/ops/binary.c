@@ -170,6 +170,11 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
                                                                  : infer)
 #define EXACT(fn) \
     (IS(fn, add) || IS(fn, sub) || IS(fn, mul) || IS(fn, div) || IS(fn, floor_divide) ? PD_EXACT : 0)
+#define LINEAR(fn)                                  \
+    (IS(fn, add) || IS(fn, sub) ? PD_LINEAR_ALL     \
+     : IS(fn, mul)              ? PD_LINEAR_ONE     \
+     : IS(fn, div)              ? PD_LINEAR_FIRST   \
+                                : PD_LINEAR_NOT)
 #define INFER_FLOAT(fn) infer
 #define INFER_INT(fn) infer_int
 #define PROMOTE_INT PD_ARITH
@@ -207,6 +212,7 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
         .save = SAVE_##needs,                                                         \
         .flags = PD_FUNC | PD_METHOD | PD_INPLACE | PD_MIXED | EXACT(fn),             \
         .attrs = ATTRS(fn),                                                           \
+        .linear = LINEAR(fn),                                                         \
         .infer = INFER_##domain(fn),                                                  \
         .kernel = fn##_kernel,                                                        \
         .vjp = fn##_vjp,                                                              \

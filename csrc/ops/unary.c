@@ -73,6 +73,7 @@ static pd_val abs_of_complex(pd_vjp *v, pd_val g, pd_val x) {
         .promote = PROMOTE_##domain,                                                 \
         .save = SAVE_##saved,                                                        \
         .flags = PD_FUNC | PD_METHOD | PD_NN | PD_INPLACE,                           \
+        .linear = PD_UNARY_##fn == PD_UNARY_neg ? PD_LINEAR_ALL : PD_LINEAR_NOT,     \
         .infer = PD_UNARY_##fn == PD_UNARY_neg   ? infer_number                      \
                  : PD_UNARY_##fn == PD_UNARY_abs ? infer_abs                         \
                                                  : infer,                            \

@@ -1,14 +1,22 @@
 /* A tensor may be this rank's part of a tensor that is spread over ranks (DTensor in Python). Its sizes and memory are
-   those of the part, so kernels and optimizers work on it as on any tensor. Its spread says what it is a part of. The
-   engine only compares spreads: parts belong together if they have the same one. The host describes them; it makes one
-   object, which contains the spread, for equal descriptions. */
+   those of the part, so kernels and optimizers work on it as on any tensor. Its spread says what it is a part of. Parts
+   belong together if they have the same spread. The host describes them; it makes one object, which contains the
+   spread, for equal descriptions. */
 #ifndef PD_TENSOR_SPREAD_H
 #define PD_TENSOR_SPREAD_H
 
 #include <stdatomic.h>
+#include <stdint.h>
+
+enum { /* pd_spread.parts: how the parts make the whole */
+    PD_PARTS_BESIDE,   /* one beside the other, or all the same: an elementwise op on the parts is one on the whole */
+    PD_PARTS_ADDED,    /* the whole is their sum or mean: that is true of linear ops only */
+    PD_PARTS_COMBINED, /* their product, maximum, ...: it is true of copies only */
+};
 
 typedef struct pd_spread {
     atomic_int_fast64_t users;           /* tensors */
+    int8_t parts;
     void (*unused)(struct pd_spread *s); /* there are none any more; called by any thread */
 } pd_spread;
 

@@ -280,3 +280,63 @@ def test_nothing_is_left_of_a_mesh():
 
     assert run_ranks(2, work) == [240.0, 240.0]
     assert dist.get_world_size() == 1
+
+
+def test_ops_on_parts_of_a_sum():
+    """Linear ones give parts of the result's sum. Others, which would give wrong values, are refused, as are all but
+    copies on parts that are not added."""
+
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        local = pydist.tensor([rank + 1.0, -2.0, 0.5])
+        for kind, whole in (("sum", pydist.tensor([3.0, -4.0, 1.0])), ("avg", pydist.tensor([1.5, -2.0, 0.5]))):
+            x = DTensor.from_local(local.clone(), mesh, [Partial(kind)])
+            for fn in (
+                lambda t: -t + t.clone() * 3,
+                lambda t: pydist.sub(t * 2, t, alpha=4) / 8,
+                lambda t: 2 * t.double(),
+                lambda t: t * pydist.tensor(0.25),
+                lambda t: t.clone().mul_(4).div_(2).add_(t).copy_(t),
+            ):
+                assert fn(x).placements == x.placements and pydist.equal(fn(x).full_tensor(), fn(whole)), kind
+            for fn in (
+                lambda t: t + 1, lambda t: 1 - t, lambda t: t * t, lambda t: 1 / t, lambda t: t / t, lambda t: t.exp(),
+                lambda t: t.clone().add_(1), lambda t: t.clone().fill_(1), lambda t: t > 0, lambda t: t.relu(),
+                lambda t: t**2, lambda t: t.sign(), lambda t: t.long(),
+                lambda t: t.clone().copy_(pydist.tensor(2.0)),
+            ):  # fmt: skip
+                with pytest.raises(NotImplementedError, match="parts of a sum is no part of the result"):
+                    fn(x)
+            with pytest.raises(NotImplementedError, match="ones_like: got a DTensor with Partial placements"):
+                pydist.ones_like(x)
+            assert pydist.zeros_like(x).full_tensor().tolist() == [0.0] * 3
+            x.copy_(whole + 1)
+            assert pydist.equal(x.full_tensor(), whole + 1)
+        most = DTensor.from_local(local, mesh, [Partial("max")])
+        assert most.clone().double().full_tensor().tolist() == [2.0, -2.0, 0.5]
+        for fn in (lambda t: -t, lambda t: t + t, lambda t: t * 2):
+            with pytest.raises(NotImplementedError, match=r"Partial .* redistribute\(\)"):
+                fn(most)
+        made = ones(3, device_mesh=mesh, placements=[Partial()])
+        assert made.full_tensor().tolist() == [1.0] * 3
+
+    run_ranks(2, work)
+
+
+def test_every_kind_of_partial():
+    """To it and back the values stay; a gradient is there only for sums."""
+
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        values = pydist.tensor([-3.0, 2.0, 0.5])
+        for kind in ("sum", "avg", "max", "min", "product"):
+            there = DTensor.from_local(values, mesh, [Replicate()]).redistribute(placements=[Partial(kind)])
+            assert pydist.equal(there.full_tensor(), values), kind
+        leaf = values.clone().requires_grad_()
+        part = DTensor.from_local(leaf, mesh, [Partial("avg")])
+        with pytest.raises(NotImplementedError, match=r"the gradient of .* is not there \(expected Partial of a sum\)"):
+            part.redistribute(placements=[Replicate()]).to_local().sum().backward()
+        with pytest.raises(ValueError, match="Partial: reduce_op is 'foo'"):
+            Partial("foo")
+
+    run_ranks(2, work)

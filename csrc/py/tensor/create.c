@@ -231,6 +231,12 @@ static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const do
                    ? NULL
                    : PyErr_Format(PyExc_TypeError, "%s: argument 'input' is missing (expected Tensor)", op);
     if (!read_options(op, kwargs, &o, &c, x->dtype)) return NULL;
+    pd_spread *spread = pd_parts_are_plain ? NULL : x->spread;
+    if (spread && spread->parts != PD_PARTS_BESIDE && value && *value)
+        return PyErr_Format(PyExc_NotImplementedError,
+                            "%s: got a DTensor with Partial placements: ones in each part make no ones (expected "
+                            "redistribute() to Replicate or Shard before)",
+                            op);
     bool keep = !o.format || o.format == pd_py.preserve_format;
     int64_t last[5];
     const int ndim = pd_py_format_ndim(o.format);
@@ -245,7 +251,7 @@ static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const do
     if (!c.device) c.device = x->storage->device;
     pd_scalar number = {.d = value ? *value : 0, .i = value ? (int64_t)*value : 0, .cat = PD_CAT_INT};
     if (!made_there(&c, x->ndim, x->size, stride, &t, &was)) return NULL;
-    if (x->spread && !pd_parts_are_plain) pd_tensor_set_spread(t, x->spread);
+    if (spread) pd_tensor_set_spread(t, spread);
     if (value) pd_fill(t, &number);
     else c.draw.kind = NOTHING;
     return filled(t, &c, was);

@@ -1,6 +1,8 @@
 /* Parts of spread tensors (tensor/spread.h): what distributed.tensor needs to make its DTensors of them. */
 #include "py/py.h"
 
+#include <structmember.h>
+
 /* The base class of descriptions. Python makes one object for equal ones, and its subclass says what they are. */
 typedef struct {
     PyObject_HEAD
@@ -89,6 +91,12 @@ static PyObject *set_part_class(PyObject *module, PyObject *cls) {
     Py_RETURN_NONE;
 }
 
+static PyMemberDef members[] = {
+    {"parts", T_BYTE, offsetof(pyspread, spread) + offsetof(pd_spread, parts), 0,
+     "How the ranks' parts make the whole: 0 one beside the other, 1 added, 2 combined otherwise."},
+    {0},
+};
+
 static PyMethodDef functions[] = {
     {"as_part", as_part, METH_VARARGS,
      "as_part(local, of)\n\nThe tensor as this rank's part of what the Spread `of` describes; gradients flow through."},
@@ -103,6 +111,7 @@ static PyMethodDef functions[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_new, spread_new},
+    {Py_tp_members, members},
     {Py_tp_doc, "What the parts of a spread tensor are parts of; a subclass describes it."},
     {0},
 };

@@ -4,7 +4,7 @@ import math
 
 from pydist import _C
 from pydist._grad_mode import no_grad
-from pydist.distributed.tensor._moves import Convert, Redistribute
+from pydist.distributed.tensor._moves import Convert, Redistribute, moved
 from pydist.distributed.tensor._spec import checked_mesh, checked_placements, spec_of
 from pydist.distributed.tensor.placement_types import Partial, Replicate
 
@@ -196,7 +196,8 @@ class DTensor(_C.Tensor):
                 raise RuntimeError(
                     f"copy_: src has shape {list(src.shape)} (expected {list(self.shape)}, that of the whole tensor)"
                 )
-            src = _C.as_part(self._spec.part_of(src).detach(), self._spec)
+            everywhere = self._spec.replaced([Replicate()] * self.device_mesh.ndim)
+            src = _C.as_part(moved(src.detach(), everywhere, self._spec), self._spec)
         elif isinstance(src, DTensor) and src._spec is not self._spec and src.shape == self.shape:
             src = src.detach().redistribute(placements=self.placements)
         return super().copy_(src, non_blocking)
@@ -317,7 +318,11 @@ def _created(op, size, mesh, placements, dtype, requires_grad, draw):
     spec = spec_of(mesh, placements, shape)
     local = _C.empty(spec.local_shape(), dtype=dtype, device=mesh.device_type)
     made = make(local, spec)
-    draw(made)
+    if spec.parts:  # Partial: the same values in each part would not be those of the whole
+        draw(whole := _C.empty(shape, dtype=dtype, device=mesh.device_type))
+        made.copy_(whole)
+    else:
+        draw(made)
     return made.requires_grad_(requires_grad)
 
 

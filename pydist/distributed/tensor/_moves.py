@@ -6,8 +6,6 @@ from pydist.distributed._ops.collectives import ReduceOp
 from pydist.distributed.tensor._spec import cut
 from pydist.distributed.tensor.placement_types import Partial, Replicate, Shard
 
-_OPS = {"sum": ReduceOp.SUM, "avg": ReduceOp.AVG, "max": ReduceOp.MAX, "min": ReduceOp.MIN, "product": ReduceOp.PRODUCT}
-
 
 def _gathered(local, dim, size, group):
     """All ranks' parts along `dim`, whose sum of sizes is `size`, one after the other."""
@@ -24,7 +22,7 @@ def _gathered(local, dim, size, group):
 
 def _sum(local, place, group):
     whole = local.clone()
-    group.all_reduce(whole, _OPS[place.reduce_op])
+    group.all_reduce(whole, getattr(ReduceOp, place.reduce_op.upper()))
     return whole
 
 
@@ -50,13 +48,16 @@ def moved(local, spec, target):
         if isinstance(place, Shard):
             a, b = cut(local.size(place.dim), group.size, group.rank)
             local = local.narrow(place.dim, a, b - a)
-        elif isinstance(place, Partial) and group.rank:
-            local = _C.zeros_like(local)  # one rank has it all
+        elif isinstance(place, Partial) and group.rank and place.reduce_op in ("sum", "product"):  # one rank has it all
+            local = _C.zeros_like(local) if place.reduce_op == "sum" else _C.ones_like(local)
     return local
 
 
 def _of_gradient(spec):
     """The Spec of the gradient of a tensor with this one: the gradient of a sum is the same on all ranks."""
+    others = [p for p in spec.placements if isinstance(p, Partial) and p.reduce_op != "sum"]
+    if others:
+        raise NotImplementedError(f"DTensor: the gradient of {others[0]!r} is not there (expected Partial of a sum)")
     return spec.replaced([Replicate() if isinstance(p, Partial) else p for p in spec.placements])
 
 

@@ -24,6 +24,8 @@ class Spec(_C.Spread):
 
     def __init__(self, mesh, placements, shape):
         self.mesh, self.placements, self.shape = mesh, placements, shape
+        kinds = {place.reduce_op for place in placements if isinstance(place, Partial)}
+        self.parts = 2 if kinds - {"sum", "avg"} else 1 if kinds else 0  # see _C.Spread.parts
 
     @property
     def stride(self):

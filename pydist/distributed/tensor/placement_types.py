@@ -49,6 +49,8 @@ class Partial(Placement):
     ranks' tensors."""
 
     def __init__(self, reduce_op="sum"):
+        if reduce_op not in ("sum", "avg", "max", "min", "product"):  # the names of ReduceOp, in small letters
+            raise ValueError(f"Partial: reduce_op is {reduce_op!r} (expected sum, avg, max, min or product)")
         self.reduce_op = reduce_op
 
     def __str__(self):
