@@ -1,6 +1,6 @@
 """`python -m pydist.doctor`: finds what is wrong with communication here. It prints findings, the worst one first.
 
-It checks this host (its name, a port, shared memory, limits, cores, GPUs). Then it starts `--nproc-per-node` ranks,
+It checks this host (its name, a port, shared memory, huge pages, limits, cores, GPUs). Then it starts `--nproc-per-node` ranks,
 which compare versions, scripts, clocks and speed, and measure latency and bandwidth. Every line says what was found and
 what to do. The exit code is 1 if there is a problem. `--json` prints [{"severity", "check", "text"}].
 
@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import resource
 import socket
 import subprocess
@@ -136,6 +137,42 @@ def memory_findings(shm="/dev/shm"):
     except OSError as error:
         text = f"the system gives no shared memory ({error.strerror}): ranks cannot communicate"
         yield Finding(PROBLEM, "shared memory", text)
+
+
+def _in_huge_pages():
+    """How many bytes of the memory that this process shares lie in huge pages."""
+    found, ours = 0, False
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
+                ours = "/memfd:pydist" in line
+            elif ours and line.startswith("ShmemPmdMapped:"):
+                found += int(line.split()[1]) << 10
+    return found
+
+
+def whole_findings():
+    """How much memory ranks may share, for parameters of sharded models, and whether it lies in huge pages."""
+    from pydist import _C, empty
+
+    left, limit = _C._limits()[0], resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY:
+        text = f"files may have {limit >> 20} MiB (ulimit -f), and so may the memory that ranks share for a unit of parameters"
+        yield Finding(WARNING, "memory files", f"{text}: larger ones raise MemoryError")
+    else:
+        yield Finding(OK, "memory files", f"{left >> 20} MiB are left for memory that ranks share")
+    try:
+        probe = empty(4 << 20, device="cpu").share_memory_()  # 16 MiB; from 8 MiB on huge pages are asked for
+        huge = _in_huge_pages() > 0
+        del probe
+    except MemoryError as error:
+        yield Finding(WARNING, "huge pages", f"not known: {error}")
+        return
+    if huge:
+        yield Finding(OK, "huge pages", "large memory that ranks share lies in huge pages")
+    else:
+        text = f"Linux {platform.release()} gives none for memory that ranks share (expected 6.1 or newer)"
+        yield Finding(OK, "huge pages", f"{text}: products of large weights take some per cent longer")
 
 
 def limit_finding():
@@ -397,6 +434,7 @@ def _worst_first(found):
 def findings(ranks, port=None, script=None, hosts=1):
     """All findings, the worst one first."""
     found = [name_finding(hosts=hosts), network_finding(), *memory_findings(), limit_finding(), cores_finding(ranks)]
+    found += whole_findings()
     found += gpu_findings()
     if port is not None:
         found.append(port_finding(port))

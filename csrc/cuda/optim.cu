@@ -16,7 +16,6 @@ enum { LIST = 160, BLOCK = 256, CHUNK = 4 * BLOCK }; /* elements of a block */
 struct segments {
     int count;
     int64_t first[LIST + 1]; /* number of each segment's first block */
-    int64_t index[LIST];     /* index of its first element in the whole list */
     pd_segment_step s[LIST];
 };
 
@@ -93,7 +92,7 @@ template <class E, class R> static __global__ void step_kernel(R rule, const tol
             if (s.v) e.v = widen(*v);
             if (s.w) e.w = widen(*w);
             rule(e);
-            int64_t index = l.index[low] + i;
+            int64_t index = chance ? pd_number_of(&s.drawn, i) : 0;
             put(p, e.p, chance, index, 0);
             if (s.m) put(m, e.m, chance, index, 2);
             if (s.v) put(v, e.v, chance, index, 3);
@@ -113,15 +112,12 @@ template <class E, template <class> class R, class C> static void step(const C &
         if (!now) return;
         launch(tell<rule, C>, 1, 1, c, s->skip, s->lr, s->step, s->own[0], s->own[1], now);
     }
-    int64_t index = 0;
     for (int64_t at = 0; at < count; at += LIST) {
         segments l;
         l.count = count - at < LIST ? (int)(count - at) : (int)LIST;
         l.first[0] = 0;
         for (int i = 0; i < l.count; i++) {
             l.s[i] = s[at + i];
-            l.index[i] = index;
-            index += s[at + i].n;
             l.first[i + 1] = l.first[i] + (s[at + i].n + CHUNK - 1) / CHUNK;
         }
         launch(step_kernel<E, rule>, l.first[l.count], BLOCK, rule(c), now, l);

@@ -13,6 +13,7 @@
 #define PD_KERNELS_KERNELS_H
 
 #include "base/dtype.h"
+#include "base/host_device.h"
 #include "base/rng.h"
 #include "base/status.h"
 #include "device/bad_index.h"
@@ -76,6 +77,13 @@ typedef enum pd_fold {
 /* A contiguous block as [outer, n, inner]; the kernel works along n. */
 typedef struct pd_block { int64_t outer, n, inner; } pd_block;
 
+/* How the elements of a part count in what it is a part of: runs of `run` elements begin `row` numbers apart, the
+   first one at `first`; run 0: it is one run. */
+typedef struct pd_numbering { int64_t first, run, row; } pd_numbering;
+PD_BOTH int64_t pd_number_of(const pd_numbering *n, int64_t i) {
+    return n->run ? n->first + i / n->run * n->row + i % n->run : n->first + i;
+}
+
 /* One piece of an optimizer's state: arrays of n elements of one dtype. m, v, w are NULL if the method does not use
    them.
 
@@ -95,13 +103,15 @@ typedef struct pd_block { int64_t outer, n, inner; } pd_block;
    learning rate.
 
    low: NULL, or memory to which p is also written, as F16 or BF16. chance: 0, or the key of stochastic rounding: BF16
-   results are rounded up or down at random, by this key and the element's index in the list. */
+   results are rounded up or down at random, by this key and the element's number (drawn), which does not depend on how
+   a parameter is cut over ranks. */
 typedef struct pd_segment_step {
     void *p, *g, *m, *v, *w;
     int64_t n;
     void *low;
     pd_dtype low_t;
     uint64_t chance;
+    pd_numbering drawn;
     const float *skip; /* GPU only: if it is not 0, the step changes nothing; may be NULL */
     /* GPU only, shared by the whole list: learning rate and number of earlier steps; NULL: use the method's struct. */
     const float *lr;

@@ -202,6 +202,7 @@ static pd_status segments(const char *op, const pd_step_lists *l, copies *c, pd_
         for (int64_t i = 0; i < l->count; i++) {
             pd_segment_step s;
             PD_TRY(segment(op, l, i, &s, c));
+            s.drawn = l->numbers ? l->numbers[i] : (pd_numbering){.first = *total};
             *total += s.n;
             if (c->made || !c->count) (*out)[i] = s;
         }
@@ -255,6 +256,10 @@ static pd_step_lists lists_of(const step_attrs *a, pd_tensor *const *in) {
 }
 
 static void record(uint32_t mark, const pd_instr_kind *kind, const pd_step_lists *l, const void *method, size_t bytes) {
+    if (l->numbers) {
+        pd_record_refuse("an optimizer's step rounds parts of parameters at random (expected whole parameters)");
+        return;
+    }
     pd_tensor *const *lists[LISTS] = {l->params, l->m, l->v, l->w, l->grads}, **in, **to;
     pd_tensor *numbers[] = {l->skip, l->lr, l->step, l->own[0], l->own[1], l->now[0], l->now[1], l->now[2]};
     step_attrs a = {.count = l->count, .chance = l->chance};

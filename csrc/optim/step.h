@@ -8,8 +8,9 @@
 
 /* Lists of `count` tensors each. All have one dtype, and those at one index have one shape. A list
    that the method does not use is NULL. Any strides will do: the step walks the parameter's memory and copies tensors
-   whose order differs. If a check fails, nothing is written. chance: as in pd_segment_step. The step also writes the
-   16-bit copies of parameters that autocast wants (autocast.h).
+   whose order differs. If a check fails, nothing is written. chance: as in pd_segment_step. numbers: how each
+   parameter's elements count; NULL: through the list. The step also writes the 16-bit copies of parameters that
+   autocast wants (autocast.h).
 
    On a GPU the kernel may read some numbers from the GPU's memory, so that each replay of a graph sees their new
    values: F32 tensors of one element; NULL: the method's struct has the number. */
@@ -18,6 +19,7 @@ typedef struct pd_step_lists {
     pd_tensor *const *grads; /* NULL: those of the parameters */
     int64_t count;
     uint64_t chance;
+    const pd_numbering *numbers;
     pd_tensor *skip;   /* if not 0, the step changes nothing (the loss scaler found infinities) */
     pd_tensor *lr;
     pd_tensor *step;   /* the number of earlier steps; this one adds 1 */

@@ -24,7 +24,7 @@ static size_t part_bytes(const pd_flat *f, int b) {
     return (size_t)(f->layout->buckets[b].numel + tail) * pd_dtype_size(pd_flat_dtype(f, b));
 }
 
-size_t pd_flat_apart(const pd_flat *f, int b) { return (part_bytes(f, b) + 63) & ~(size_t)63; }
+size_t pd_flat_apart(const pd_flat *f, int b) { return pd_whole_lines(part_bytes(f, b)); }
 
 static size_t bucket_bytes(const pd_flat *f, int b) {
     size_t others = f->kind.parts > 1 ? (size_t)(f->kind.parts - 1) : 0;

@@ -1,4 +1,4 @@
-#include "parallel/sharded.h"
+#include "parallel/sharded_impl.h"
 
 #include <string.h>
 
@@ -6,63 +6,30 @@
 #include "comm/algo/reduce.h"
 #include "comm/group/mover.h"
 #include "ops/ops.h"
-#include "parallel/ready.h"
 
-#define OP "fully_shard"
-#define RING 3
+#define OP PD_SHARDED_OP
 
-typedef struct member { /* a parameter of a unit */
-    struct pd_sharded *s;
-    int unit, piece;       /* piece: its number in s->layout */
-    pd_unit_param *p;
-    pd_grad_owner owner, shard_owner;
-    uint64_t hook;
-    pd_tensor *view;       /* [strong] the whole's gradient in the unit's slot; NULL: there is no slot yet */
-    pd_tensor *own;        /* [strong] the shard's .grad, when the unit makes it */
-    pd_tensor *made;       /* [strong] this backward's sum: own, or another one if .grad is there already */
-    pd_tensor *held;       /* [strong] sums of the shard group that the replicas have not added yet; NULL: none */
-    pd_tensor *seen;       /* the shard that own and shard_owner belong to (only compared) */
-    bool used;             /* by any rank, in this backward */
-} member;
-
-typedef struct section { /* a unit */
-    pd_unit *unit;         /* [strong] */
-    int first, count;      /* its members */
-    pd_segment *slot;      /* [borrowed] NULL: none yet */
-    size_t flags;          /* where they are in the slot, one byte for each member, after the gradients */
-    pd_sharded_options o;
-    bool has_slot;         /* the wholes' gradients go there */
-    bool delivered;        /* in this backward */
-} section;
-
-struct pd_sharded {
-    atomic_int refs;       /* the owner's, and one while a backward will call it at its end */
-    pd_group *group, *replicas;
-    pd_readers *readers;
-    pd_unit_kind kind;
-    int nunits, nmembers;
-    section *units;
-    member *members;
-    pd_layout layout;      /* pieces of all units; a bucket for each unit */
-    pd_ready ready;
-    pd_segment *ring[RING], *outer; /* [strong] */
-    bool last_is_outer, dead;
-    int depth;
-    bool running, reading;
-    int begun;             /* the unit whose reduction is under way; -1: none */
-    pd_work *gate;
-    uint64_t site, seen, writes;
-    pd_closure end;
-};
-
-static bool wants(const member *m) { return m->p->whole->requires_grad; }
-static pd_tensor *whole_grad(const member *m) { return m->p->whole->meta ? m->p->whole->meta->grad : NULL; }
+enum { NOTHING, PLAIN, WIDE }; /* what a rank gives for a parameter: the bytes after a slot's gradients */
 
 /* ---- slots ------------------------------------------------------------------------------------------------------- */
 
-static size_t unit_bytes(const pd_sharded *s, const section *u) {
+/* Where things lie in the slot of a unit: gradients of wholes, one byte for each member, wider sums. The last have
+   pages only when they are written. */
+static size_t flags_at(const pd_sharded *s, const pd_section *u) {
     size_t bytes = 0;
     for (int k = 0; k < u->count; k++) bytes += pd_unit_room(s->members[u->first + k].p);
+    return bytes;
+}
+static bool may_widen(const pd_member *m) { return m->p->whole->dtype != m->p->shard->dtype; }
+static size_t wide_bytes(const pd_member *m) {
+    return may_widen(m) ? pd_whole_lines((size_t)m->p->piece->numel * sizeof(float)) : 0;
+}
+static size_t sums_at(const pd_sharded *s, const pd_section *u) {
+    return pd_whole_lines(flags_at(s, u) + (size_t)u->count);
+}
+static size_t slot_bytes(const pd_sharded *s, const pd_section *u) {
+    size_t bytes = sums_at(s, u);
+    for (int k = 0; k < u->count; k++) bytes += wide_bytes(&s->members[u->first + k]);
     return bytes;
 }
 
@@ -73,9 +40,9 @@ static int ring_of(const pd_sharded *s) {
 static bool is_outer(const pd_sharded *s, int b) { return s->last_is_outer && b == s->nunits - 1; }
 
 /* The whole's gradients lie in the slot from now on, or anywhere. */
-static pd_status take_slot(pd_sharded *s, section *u, bool take) {
+static pd_status take_slot(pd_sharded *s, pd_section *u, bool take) {
     for (int k = 0; k < u->count; k++) {
-        member *m = &s->members[u->first + k];
+        pd_member *m = &s->members[u->first + k];
         if (wants(m)) PD_TRY(pd_grad_take(m->p->whole, &m->owner, take ? m->view : NULL));
     }
     u->has_slot = take;
@@ -84,23 +51,30 @@ static pd_status take_slot(pd_sharded *s, section *u, bool take) {
 
 static void drop_segment(void *segment) { pd_segment_release(segment); }
 
-static pd_status make_views(pd_sharded *s, section *u) {
+/* [new] a tensor like the whole, from this byte of the slot on. */
+static pd_status view_of(const pd_member *m, pd_storage *slot, pd_dtype t, size_t at, pd_tensor **out) {
+    pd_tensor_release(*out);
+    *out = NULL;
+    PD_TRY(pd_tensor_alias(m->p->whole, false, out));
+    pd_storage_release((*out)->storage);
+    pd_storage_retain((*out)->storage = slot);
+    (*out)->dtype = (int8_t)t;
+    (*out)->offset = (int64_t)(at / pd_dtype_size(t));
+    return PD_OK;
+}
+
+static pd_status make_views(pd_sharded *s, pd_section *u) {
     pd_storage *storage;
-    size_t at = 0;
+    size_t at = 0, wide = sums_at(s, u);
     PD_TRY(pd_storage_external(&pd_device_cpu, pd_segment_ptr(u->slot), pd_segment_bytes(u->slot), drop_segment,
                                u->slot, &storage));
     pd_segment_retain(u->slot); /* the storage's */
     pd_status status = PD_OK;
     for (int k = 0; k < u->count && !status; k++) {
-        member *m = &s->members[u->first + k];
-        const size_t size = pd_dtype_size((pd_dtype)m->p->whole->dtype);
-        pd_tensor_release(m->view);
-        m->view = NULL;
-        if (!(status = pd_tensor_alias(m->p->whole, false, &m->view))) {
-            pd_storage_release(m->view->storage);
-            pd_storage_retain(m->view->storage = storage);
-            m->view->offset = (int64_t)(at / size);
-        }
+        pd_member *m = &s->members[u->first + k];
+        status = view_of(m, storage, (pd_dtype)m->p->whole->dtype, at, &m->view);
+        if (may_widen(m)) PD_THEN(view_of(m, storage, PD_F32, wide, &m->wide));
+        wide += wide_bytes(m);
         at += pd_unit_room(m->p);
     }
     u->flags = at;
@@ -112,8 +86,8 @@ static pd_status make_slots(pd_sharded *s) {
     const int ring = ring_of(s);
     size_t bytes[RING] = {0};
     for (int b = 0; b < s->nunits; b++) {
-        const section *u = &s->units[b];
-        size_t n = unit_bytes(s, u) + (size_t)u->count;
+        const pd_section *u = &s->units[b];
+        size_t n = slot_bytes(s, u);
         if (is_outer(s, b)) PD_TRY(pd_group_segment_new(s->group, n, &s->outer));
         else if (n > bytes[b % ring]) bytes[b % ring] = n;
     }
@@ -128,29 +102,63 @@ static pd_status make_slots(pd_sharded *s) {
 /* Before the first gradient: the units that have a slot from the beginning. */
 static pd_status arm(pd_sharded *s) {
     for (int b = 0; b < s->nunits; b++) {
-        section *u = &s->units[b];
+        pd_section *u = &s->units[b];
         bool has = u->slot && (b < RING || is_outer(s, b)) && !u->o.accumulates;
         if (has != u->has_slot) PD_TRY(take_slot(s, u, has));
     }
     return PD_OK;
 }
 
-static char *flags_of(const section *u, int rank) { return (char *)pd_segment_peer(u->slot, rank) + u->flags; }
+static char *flags_of(const pd_section *u, int rank) { return (char *)pd_segment_peer(u->slot, rank) + u->flags; }
 
-/* Makes sure that the gradient is in the slot; a parameter without one counts as zero. */
-static pd_status into_slot(member *m) {
-    pd_tensor *g = whole_grad(m);
-    if (!g) memset(pd_tensor_data(m->view), 0, pd_tensor_bytes(m->view));
-    else if (g->storage != m->view->storage || g->offset != m->view->offset)
-        PD_TRY(pd_engine.copy_into(m->view, g));
-    if (g) pd_meta_set_grad(m->p->whole->meta, NULL);
+/* Makes sure that what this rank gives is in the slot, and says which it is; without a gradient zeros count. */
+static pd_status into_slot(pd_member *m, char *flag) {
+    pd_tensor *g = gradient_of(m), *place = m->sum ? m->wide : m->view;
+    *flag = !g ? NOTHING : m->sum ? WIDE : PLAIN;
+    if (!g) memset(pd_tensor_data(place), 0, pd_tensor_bytes(place));
+    else if (g->storage != place->storage || g->offset != place->offset)
+        PD_TRY(pd_engine.copy_into(place, g));
+    pd_sharded_gave(m);
+    return PD_OK;
+}
+
+/* ---- gradients that wait ----------------------------------------------------------------------------------------- */
+
+void pd_sharded_gave(pd_member *m) {
+    if (whole_grad(m)) pd_meta_set_grad(m->p->whole->meta, NULL);
+    pd_tensor_release(m->sum);
+    m->sum = NULL;
+}
+
+/* Adds the whole's gradient to the sum. */
+static pd_status widen(pd_member *m) {
+    pd_tensor *g = whole_grad(m), *wide;
+    if (!g) return PD_OK;
+    PD_TRY(pd_engine.cast(g, PD_F32, &wide));
+    pd_meta_set_grad(m->p->whole->meta, NULL);
+    if (!m->sum) {
+        m->sum = wide;
+        return PD_OK;
+    }
+    pd_status status = pd_engine.add_into(m->sum, wide);
+    pd_tensor_release(wide);
+    return status;
+}
+
+/* Gradients of 16 bits that wait for others are added up in the dtype in which the ranks add. */
+static pd_status keep_sums(pd_sharded *s, pd_section *u) {
+    for (int k = 0; k < u->count; k++) {
+        pd_member *m = &s->members[u->first + k];
+        const bool begins = u->o.accumulates && may_widen(m) && rounded_to(u, m) == PD_F32;
+        if (wants(m) && (m->sum || begins)) PD_TRY(widen(m));
+    }
     return PD_OK;
 }
 
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 
 /* [new] memory for the sum of a shard's gradient, contiguous. */
-static pd_status new_sum(const member *m, pd_tensor **out) {
+static pd_status new_sum(const pd_member *m, pd_tensor **out) {
     const pd_tensor *shard = m->p->shard;
     const pd_device *was;
     PD_TRY(pd_device_enter(shard->storage->device, &was));
@@ -160,8 +168,7 @@ static pd_status new_sum(const member *m, pd_tensor **out) {
     return status;
 }
 
-/* Sets m->made to where the sum will be: the unit's own .grad of the shard, unless that has a value already. */
-static pd_status prepare_sum(member *m) {
+pd_status pd_sharded_prepare_sum(pd_member *m) {
     pd_tensor *shard = m->p->shard;
     pd_meta *meta = NULL;
     PD_TRY(pd_meta_get(shard, &meta));
@@ -184,14 +191,9 @@ static pd_status prepare_sum(member *m) {
     return PD_OK;
 }
 
-/* By what sums are multiplied, once: the replicas' if there are replicas, else those of the shard group. */
-static double scale_of(const pd_sharded *s, const section *u) {
+double pd_sharded_scale(const pd_sharded *s, const pd_section *u) {
     double ranks = pd_group_size(s->group) * (s->replicas ? pd_group_size(s->replicas) : 1);
     return 1 / (u->o.divisor ? u->o.divisor : ranks);
-}
-
-static pd_dtype rounded_to(const section *u, const member *m) {
-    return u->o.reduced != PD_NO_DTYPE ? u->o.reduced : (pd_dtype)m->p->whole->dtype;
 }
 
 /* Rounds float32 sums to a 16-bit dtype and back. */
@@ -204,15 +206,43 @@ static void round_sum(pd_dtype t, float *sum, int64_t n) {
     }
 }
 
+static const char *in_slot(const pd_section *u, int rank, const pd_tensor *view) {
+    return (const char *)pd_segment_peer(u->slot, rank) + (size_t)view->offset * pd_dtype_size((pd_dtype)view->dtype);
+}
+
+/* Adds up this rank's rows where some ranks give sums that are wider than gradients. */
+static pd_status sum_wide(const pd_sharded *s, const pd_section *u, const pd_member *m, const char **in, double scale) {
+    const pd_unit_param *p = m->p;
+    const pd_dtype t = (pd_dtype)m->view->dtype;
+    const int size = pd_group_size(s->group), k = (int)(m - s->members) - u->first;
+    const int64_t each = p->hi - p->lo;
+    float *room = NULL, *out = pd_tensor_data(m->made);
+    bool all = true;
+    for (int r = 0; r < size; r++) all &= flags_of(u, r)[k] == WIDE;
+    if (!all) PD_TRY(pd_malloc(sizeof *room * (size_t)(each * size) + 1, OP, &room));
+    for (int64_t o = 0; o < p->outer; o++) {
+        const size_t at = (size_t)(o * p->row + p->lo);
+        for (int r = 0; r < size; r++) {
+            const bool wide = flags_of(u, r)[k] == WIDE;
+            in[r] = in_slot(u, r, wide ? m->wide : m->view) + at * pd_dtype_size(wide ? PD_F32 : t);
+            if (wide) continue;
+            pd_reduce_widen(t, in[r], (char *)(room + r * each), each);
+            in[r] = (const char *)(room + r * each);
+        }
+        pd_reduce_run(PD_F32, PD_REDUCE_SUM, size, in, 0, (char *)(out + o * each), each, scale);
+    }
+    pd_free(room);
+    return PD_OK;
+}
+
 /* Adds up this rank's rows of all slots. */
-static void sum_slots(const pd_sharded *s, const section *u, const member *m, const char **in, double scale) {
+static void sum_slots(const pd_sharded *s, const pd_section *u, const pd_member *m, const char **in, double scale) {
     const pd_unit_param *p = m->p;
     const pd_dtype t = (pd_dtype)m->view->dtype, to = (pd_dtype)m->made->dtype;
     const int size = pd_group_size(s->group);
     const int64_t each = p->hi - p->lo;
     char *out = pd_tensor_data(m->made);
-    for (int r = 0; r < size; r++)
-        in[r] = (const char *)pd_segment_peer(u->slot, r) + (size_t)m->view->offset * pd_dtype_size(t);
+    for (int r = 0; r < size; r++) in[r] = in_slot(u, r, m->view);
     for (int64_t o = 0; o < p->outer; o++) {
         char *row = out + (size_t)(o * each) * pd_dtype_size(to);
         int64_t at = o * p->row + p->lo;
@@ -224,48 +254,12 @@ static void sum_slots(const pd_sharded *s, const section *u, const member *m, co
     }
 }
 
-/* Keeps the sum for a later backward, which adds it over the replicas. */
-static pd_status hold_sum(member *m) {
-    pd_tensor *made = m->made;
-    m->made = NULL;
-    if (!m->used) pd_tensor_release(made);
-    else if (!m->held) m->held = made;
-    else {
-        pd_status status = pd_engine.add_into(m->held, made);
-        pd_tensor_release(made);
-        return status;
-    }
-    return PD_OK;
-}
-
-/* Adds the sums of the shard groups over the replicas, and what they have used. */
-static pd_status sum_replicas(pd_sharded *s, section *u) {
-    for (int k = 0; k < u->count && s->replicas; k++) {
-        member *m = &s->members[u->first + k];
-        if (!wants(m)) continue;
-        if (u->o.apart) {
-            PD_TRY(hold_sum(m));
-            continue;
-        }
-        uint8_t used = m->used || m->held;
-        PD_TRY(pd_group_all_reduce(s->replicas, &used, 1, PD_U8, PD_REDUCE_MAX, 1, s->site, NULL));
-        if (!used) continue;
-        if (!m->used) memset(pd_tensor_data(m->made), 0, pd_tensor_bytes(m->made));
-        if (m->held) PD_TRY(pd_engine.add_into(m->made, m->held));
-        pd_tensor_release(m->held);
-        m->held = NULL;
-        m->used = true;
-        PD_TRY(pd_group_all_reduce(s->replicas, pd_tensor_data(m->made), m->made->numel, (pd_dtype)m->made->dtype,
-                                   PD_REDUCE_SUM, scale_of(s, u), s->site, NULL));
-    }
-    return PD_OK;
-}
-
 /* Gives the shards their gradients; their hooks run. */
-static pd_status deliver(pd_sharded *s, section *u) {
+static pd_status deliver(pd_sharded *s, pd_section *u) {
     u->delivered = true;
+    pd_unit_forget(u->unit); /* the shards' hooks may write them */
     for (int k = 0; k < u->count; k++) {
-        member *m = &s->members[u->first + k];
+        pd_member *m = &s->members[u->first + k];
         if (!wants(m) || !m->used || !m->made) continue;
         pd_tensor *made = m->made;
         m->made = NULL;
@@ -278,26 +272,27 @@ static pd_status deliver(pd_sharded *s, section *u) {
 
 /* ---- one unit ---------------------------------------------------------------------------------------------------- */
 
-static int64_t elements_of(const pd_sharded *s, const section *u) {
+static int64_t elements_of(const pd_sharded *s, const pd_section *u) {
     int64_t n = 0;
     for (int k = 0; k < u->count; k++) n += s->members[u->first + k].p->whole->numel;
     return n;
 }
 
 static pd_status start_in_slots(pd_sharded *s, int b) {
-    section *u = &s->units[b];
+    pd_section *u = &s->units[b];
     char *flags = flags_of(u, pd_group_rank(s->group));
     for (int k = 0; k < u->count; k++) {
-        member *m = &s->members[u->first + k];
-        flags[k] = wants(m) && whole_grad(m);
-        if (wants(m)) PD_TRY(into_slot(m));
+        pd_member *m = &s->members[u->first + k];
+        flags[k] = NOTHING;
+        if (wants(m)) PD_TRY(into_slot(m, &flags[k]));
     }
     const pd_dtype t = (pd_dtype)s->members[u->first].p->whole->dtype;
-    return pd_group_reduce_gate(s->group, b, elements_of(s, u), t, scale_of(s, u), s->site, &s->gate);
+    return pd_group_reduce_gate(s->group, u->unit->number, elements_of(s, u), t, pd_sharded_scale(s, u), s->site,
+                                &s->gate);
 }
 
 static pd_status read_slots(pd_sharded *s, int b) {
-    section *u = &s->units[b];
+    pd_section *u = &s->units[b];
     const int size = pd_group_size(s->group);
     const char **in;
     pd_status status = pd_work_wait(s->gate, -1);
@@ -305,104 +300,37 @@ static pd_status read_slots(pd_sharded *s, int b) {
     s->gate = NULL;
     PD_TRY(status);
     PD_TRY(pd_malloc(sizeof *in * (size_t)size, OP, &in));
+    const pd_timespan span = pd_timespan_begin();
+    int64_t bytes = 0;
     for (int k = 0; k < u->count && !status; k++) {
-        member *m = &s->members[u->first + k];
-        m->used = false;
-        for (int r = 0; r < size; r++) m->used |= flags_of(u, r)[k] != 0;
+        pd_member *m = &s->members[u->first + k];
+        bool wide = m->used = false;
+        for (int r = 0; r < size; r++) m->used |= flags_of(u, r)[k] != NOTHING, wide |= flags_of(u, r)[k] == WIDE;
         if (!wants(m) || !(m->used || s->replicas)) continue;
-        status = prepare_sum(m);
-        if (!status && m->used) sum_slots(s, u, m, in, s->replicas ? 1 : scale_of(s, u));
+        status = pd_sharded_prepare_sum(m);
+        if (status || !m->used) continue;
+        const double scale = s->replicas ? 1 : pd_sharded_scale(s, u);
+        if (wide) status = sum_wide(s, u, m, in, scale);
+        else sum_slots(s, u, m, in, scale);
+        bytes += (size + 1) * (int64_t)pd_tensor_bytes(m->made);
     }
+    pd_timespan_end(&span, PD_SPAN_CALL, OP ": reduce", bytes);
     pd_free(in);
     return status;
 }
 
-/* Of gathered units: [new] the gradient, or zeros, contiguous and in the dtype in which it is summed. */
-static pd_status gradient_to_send(const section *u, member *m, pd_tensor **out) {
-    const pd_piece *piece = m->p->piece;
-    const pd_dtype t = rounded_to(u, m);
-    const pd_device *was;
-    pd_tensor *g = whole_grad(m);
-    if (g && g->dtype == (int)t && pd_tensor_is_contiguous(g)) pd_tensor_retain(*out = g);
-    else {
-        PD_TRY(pd_device_enter(m->p->shard->storage->device, &was));
-        pd_status status = pd_tensor_new(OP, t, piece->ndim, piece->size, out);
-        if (!status && !g) pd_fill(*out, &(pd_scalar){.cat = PD_CAT_INT});
-        pd_device_here = was;
-        if (g) PD_THEN(pd_engine.copy_into(*out, g));
-        PD_TRY(status);
-    }
-    if (g) pd_meta_set_grad(m->p->whole->meta, NULL);
-    return PD_OK;
-}
-
-/* Sends one parameter's gradient and waits: in a shard group without common memory. */
-static pd_status reduce_one(pd_sharded *s, const section *u, member *m, pd_part *parts) {
-    const pd_unit_param *p = m->p;
-    const int size = pd_group_size(s->group);
-    const pd_device *was;
-    pd_tensor *g = NULL, *packed = NULL, *sum = NULL;
-    const double scale = s->replicas ? 1 : scale_of(s, u);
-    PD_TRY(gradient_to_send(u, m, &g));
-    const pd_dtype t = (pd_dtype)g->dtype;
-    pd_status status = pd_device_enter(g->storage->device, &was);
-    if (!status && p->outer > 1) status = pd_tensor_new(OP, t, 1, &g->numel, &packed);
-    for (int r = 0; r < size && !status; r++) {
-        int64_t lo, hi;
-        status = pd_unit_cut(p, r, &lo, &hi);
-        char *to = pd_tensor_data(packed ? packed : g);
-        parts[r] = (pd_part){to + (size_t)(lo * p->outer) * pd_dtype_size(t), (hi - lo) * p->outer};
-        if (packed)
-            PD_THEN(pd_unit_move_rows(p, g->storage->device, pd_dtype_size(t), pd_tensor_data(g), parts[r].data, lo, hi,
-                                      true));
-    }
-    PD_THEN(prepare_sum(m));
-    if (!status && m->made->dtype == (int)t) pd_tensor_retain(sum = m->made);
-    PD_THEN(sum ? PD_OK : pd_tensor_new(OP, t, m->made->ndim, m->made->size, &sum));
-    PD_THEN(pd_group_reduce_scatter_parts(s->group, parts, pd_tensor_data(sum), t, PD_REDUCE_SUM, scale, s->site,
-                                          NULL));
-    if (!status && sum != m->made) status = pd_engine.copy_into(m->made, sum);
-    pd_device_here = was;
-    pd_tensor_release(sum);
-    pd_tensor_release(packed);
-    pd_tensor_release(g);
-    return status;
-}
-
-static pd_status reduce_by_messages(pd_sharded *s, int b) {
-    section *u = &s->units[b];
-    uint8_t *used;
-    pd_part *parts = NULL;
-    PD_TRY(pd_malloc((size_t)u->count, OP, &used));
-    for (int k = 0; k < u->count; k++) {
-        const member *m = &s->members[u->first + k];
-        used[k] = wants(m) && whole_grad(m);
-    }
-    pd_status status = pd_group_all_reduce(s->group, used, u->count, PD_U8, PD_REDUCE_MAX, 1, s->site, NULL);
-    PD_THEN(pd_malloc(sizeof *parts * (size_t)pd_group_size(s->group), OP, &parts));
-    for (int k = 0; k < u->count && !status; k++) {
-        member *m = &s->members[u->first + k];
-        m->used = used[k];
-        if (wants(m) && m->used) status = reduce_one(s, u, m, parts);
-        else if (wants(m) && s->replicas) status = prepare_sum(m);
-    }
-    pd_free(parts);
-    pd_free(used);
-    return status;
-}
-
 /* In a world of one the whole's gradient is the shard's. */
-static pd_status hand_over(pd_sharded *s, section *u) {
+static pd_status hand_over(pd_sharded *s, pd_section *u) {
     for (int k = 0; k < u->count; k++) {
-        member *m = &s->members[u->first + k];
-        pd_tensor *g = whole_grad(m);
+        pd_member *m = &s->members[u->first + k];
+        pd_tensor *g = gradient_of(m);
         m->used = wants(m) && g;
-        if (wants(m) && !g && s->replicas) PD_TRY(prepare_sum(m));
+        if (wants(m) && !g && s->replicas) PD_TRY(pd_sharded_prepare_sum(m));
         if (!m->used) continue;
         if (g->dtype == m->p->shard->dtype) pd_tensor_retain(m->made = g);
         else PD_TRY(pd_engine.cast(g, (pd_dtype)m->p->shard->dtype, &m->made));
         pd_tensor_set_spread(m->made, m->p->shard->spread);
-        pd_meta_set_grad(m->p->whole->meta, NULL);
+        pd_sharded_gave(m);
         if (u->o.divisor && u->o.divisor != 1 && !s->replicas)
             PD_TRY(pd_alone_scale(m->made->storage->device, OP, (pd_dtype)m->made->dtype, 1 / u->o.divisor,
                                   pd_tensor_data(m->made), m->made->numel));
@@ -410,45 +338,80 @@ static pd_status hand_over(pd_sharded *s, section *u) {
     return PD_OK;
 }
 
-/* Ends what pd_ready has started: reads its slots, and gives the shards their gradients. */
-static pd_status finish_unit(pd_sharded *s) {
+/* The replicas have added the unit's sums. */
+static pd_status end_adding(pd_sharded *s) {
+    if (s->adding < 0) return PD_OK;
+    pd_section *u = &s->units[s->adding];
+    s->adding = -1;
+    PD_TRY(pd_bundle_added(s, u));
+    return deliver(s, u);
+}
+
+/* Takes the unit that begun last one step on: the shard group has summed it, and the replicas begin. */
+static pd_status go_on(pd_sharded *s) {
     const int b = s->begun;
+    PD_TRY(end_adding(s));
     if (b < 0) return PD_OK;
-    section *u = &s->units[b];
+    pd_section *u = &s->units[b];
     s->begun = -1;
     if (u->o.accumulates) return PD_OK;
     if (s->kind == PD_UNIT_COMMON) PD_TRY(read_slots(s, b));
-    PD_TRY(sum_replicas(s, u));
-    return deliver(s, u);
+    if (s->kind == PD_UNIT_GATHERED) PD_TRY(pd_bundle_reduced(s, u));
+    if (!s->replicas) return deliver(s, u);
+    PD_TRY(pd_group_launch(s->group)); /* what it gathers ahead */
+    PD_TRY(pd_bundle_add(s, u));
+    s->adding = b;
+    return pd_group_launch(s->replicas);
+}
+
+static pd_status finish_unit(pd_sharded *s) {
+    PD_TRY(go_on(s));
+    return end_adding(s);
 }
 
 static pd_status start_unit(void *sharded, int b) {
     pd_sharded *s = sharded;
-    section *u = &s->units[b];
-    PD_TRY(finish_unit(s));
+    pd_section *u = &s->units[b];
+    PD_TRY(go_on(s));
     if (s->kind == PD_UNIT_COMMON && b > RING - 2 && b + 1 < s->nunits) { /* all have read the unit before b - 1 */
-        section *next = &s->units[b + 1];
+        pd_section *next = &s->units[b + 1];
         if (!is_outer(s, b + 1) && !next->o.accumulates) PD_TRY(take_slot(s, next, true));
     }
     s->begun = b;
+    PD_TRY(keep_sums(s, u));
     if (u->o.accumulates) return PD_OK;
-    if (s->kind == PD_UNIT_COMMON) {
+    switch (s->kind) {
+    case PD_UNIT_COMMON:
         PD_TRY(take_slot(s, u, false));
         return start_in_slots(s, b);
+    case PD_UNIT_ALONE:
+        PD_TRY(hand_over(s, u));
+        return s->replicas ? go_on(s) : PD_OK;
+    case PD_UNIT_GATHERED:
+        PD_TRY(pd_bundle_reduce(s, u));
     }
-    PD_TRY(s->kind == PD_UNIT_ALONE ? hand_over(s, u) : reduce_by_messages(s, b));
     return u->o.keeps ? PD_OK : pd_unit_drop(u->unit);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
+/* No message is under way, and no window in use, when nothing runs any more: what was gathered ahead may not have been
+   used. */
+static void drop_ahead(pd_sharded *s) {
+    for (int b = 0; b < s->nunits && s->kind == PD_UNIT_GATHERED; b++)
+        if (s->units[b].unit->under_way && s->units[b].unit->ahead) pd_unit_abandon(s->units[b].unit);
+}
+
 static void forget(pd_sharded *s) {
     if (s->gate) pd_work_release(s->gate);
     s->gate = NULL;
-    s->begun = -1;
+    s->begun = s->adding = -1;
+    pd_bundle_drop(&s->reducing);
+    pd_bundle_drop(&s->added);
+    drop_ahead(s);
     for (int i = 0; i < s->nmembers; i++) {
-        member *m = &s->members[i];
-        if (m->p->whole->meta && !s->units[m->unit].o.accumulates) pd_meta_set_grad(m->p->whole->meta, NULL);
+        pd_member *m = &s->members[i];
+        if (m->p->whole->meta && !s->units[m->unit].o.accumulates) pd_sharded_gave(m);
         pd_tensor_release(m->made);
         m->made = NULL;
     }
@@ -467,15 +430,13 @@ static pd_status last_gate(pd_sharded *s) {
     bool any = false;
     for (int b = 0; b < s->nunits; b++) any |= !s->units[b].o.accumulates;
     if (s->kind != PD_UNIT_COMMON || !any) return PD_OK;
-    PD_TRY(pd_group_reduce_gate(s->group, -1, 0, PD_U8, 1, s->site, NULL));
-    pd_readers_meet(s->readers);
-    return PD_OK;
+    return pd_group_reduce_gate(s->group, -1, 0, PD_U8, 1, s->site, NULL);
 }
 
 /* Gradients that came after their unit was reduced: the unit is reduced again. */
 static pd_status reduce_late(pd_sharded *s) {
     for (int b = 0; b < s->nunits; b++) {
-        const section *u = &s->units[b];
+        const pd_section *u = &s->units[b];
         bool late = false;
         for (int k = 0; k < u->count; k++) late |= whole_grad(&s->members[u->first + k]) != NULL;
         if (!late || u->o.accumulates) continue;
@@ -502,6 +463,8 @@ static pd_status at_end(void *ctx, void *arg) {
     pd_host_acquire(token);
     if (status) return status; /* drop() cleans up */
     forget(s);
+    if (s->new_slots) pd_device_cpu_trim(); /* of gradients that have a slot from now on */
+    s->new_slots = false;
     if (s->end.call) status = s->end.call(s->end.ctx, NULL);
     stop_reading(s);
     pd_readers_written(s->readers);
@@ -532,10 +495,8 @@ static pd_status check_writes(const pd_sharded *s) {
                    "forward and its backward)");
 }
 
-static pd_status begin_backward(pd_sharded *s) {
-    PD_TRY(check_writes(s));
-    PD_TRY(pd_engine_at_end((pd_closure){.call = at_end, .drop = drop, .ctx = s}));
-    s->refs++;
+/* Begins to read, and to count gradients. */
+static pd_status begin_work(pd_sharded *s) {
     s->running = true;
     if (!s->reading) {
         PD_TRY(pd_readers_begin(s->readers, s->site));
@@ -544,24 +505,43 @@ static pd_status begin_backward(pd_sharded *s) {
     if (s->kind == PD_UNIT_COMMON && !s->units[0].slot) {
         PD_TRY(make_slots(s));
         PD_TRY(arm(s));
+        s->new_slots = true;
     }
     pd_ready_begin(&s->ready);
+    return PD_OK;
+}
+
+static pd_status begin_backward(pd_sharded *s) {
+    PD_TRY(check_writes(s));
+    PD_TRY(pd_engine_at_end((pd_closure){.call = at_end, .drop = drop, .ctx = s}));
+    s->refs++;
+    PD_TRY(begin_work(s));
     for (int i = 0; i < s->nmembers; i++)
         if (wants(&s->members[i])) pd_ready_expect(&s->ready, s->members[i].piece);
     return PD_OK;
 }
 
+pd_status pd_sharded_shadow(pd_sharded *s, uint64_t site) {
+    s->site = site;
+    s->refs++;
+    pd_status status = begin_work(s);
+    PD_THEN(at_end(s, NULL));
+    drop(s);
+    return status;
+}
+
 static pd_status on_ready(void *ctx, void *leaf) {
-    member *m = ctx;
+    pd_member *m = ctx;
     pd_sharded *s = m->s;
     (void)leaf;
     if (!s->running) PD_TRY(begin_backward(s));
     if (s->ready.came[m->piece]) return PD_OK; /* it has come late, or once more: see reduce_late */
     PD_TRY(pd_ready_came(&s->ready, m->piece));
-    return s->ready.next ? pd_group_progress(s->group) : PD_OK;
+    if (s->replicas) PD_TRY(pd_group_progress(s->replicas));
+    return s->ready.next || s->windows ? pd_group_progress(s->group) : PD_OK;
 }
 
-static bool is_delivered(void *ctx) { return ((section *)ctx)->delivered; }
+static bool is_delivered(void *ctx) { return ((pd_section *)ctx)->delivered; }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -579,6 +559,7 @@ pd_status pd_sharded_enter(pd_sharded *s, uint64_t site, bool *outermost) {
         pd_unit *u = s->units[b].unit;
         if (s->kind == PD_UNIT_ALONE) pd_unit_round(u);
         if (s->seen != s->readers->seen) pd_unit_changed(u);
+        pd_unit_forget(u);
         s->writes += pd_unit_writes(u);
     }
     s->seen = s->readers->seen;
@@ -586,7 +567,9 @@ pd_status pd_sharded_enter(pd_sharded *s, uint64_t site, bool *outermost) {
 }
 
 void pd_sharded_leave(pd_sharded *s) {
-    if (--s->depth == 0 && !s->running) pd_readers_end(s->readers);
+    if (--s->depth || s->running) return;
+    drop_ahead(s);
+    pd_readers_end(s->readers);
 }
 
 pd_sharded_options *pd_sharded_options_of(pd_sharded *s, int unit) { return &s->units[unit].o; }
@@ -614,11 +597,19 @@ static pd_status make_layout(pd_sharded *s) {
     return status;
 }
 
-static pd_status attach(member *m) {
+static pd_status make_bundles(pd_sharded *s) {
+    int most = 0;
+    for (int b = 0; b < s->nunits; b++) most = s->units[b].count > most ? s->units[b].count : most;
+    if (s->kind == PD_UNIT_GATHERED) PD_TRY(pd_bundle_init(&s->reducing, most, pd_group_size(s->group)));
+    return s->replicas ? pd_bundle_init(&s->added, most, 0) : PD_OK;
+}
+
+static pd_status attach(pd_member *m) {
     pd_meta *meta = NULL;
     pd_status status;
     m->owner = m->shard_owner = (pd_grad_owner){.name = OP, .leaf = m->p->piece->name};
     m->owner.elsewhere = true;
+    m->owner.lends = is_outer(m->s, m->unit); /* a slot of the ring is other units', too */
     PD_TRY(pd_meta_get(m->p->whole, &meta));
     PD_TRY(pd_grad_take(m->p->whole, &m->owner, NULL));
     m->hook = pd_hook_add(&meta->hooks, PD_HOOK_READY, 0, (pd_closure){.call = on_ready, .ctx = m}, &status);
@@ -632,15 +623,17 @@ static pd_status build(pd_sharded *s, pd_unit *const *units, int n) {
     PD_TRY(pd_calloc(sizeof *s->members * (size_t)s->nmembers, OP, &s->members));
     int i = 0;
     for (int b = 0; b < n; b++) {
-        section *u = &s->units[b];
-        *u = (section){.unit = units[b], .first = i, .count = units[b]->n, .o.reduced = PD_NO_DTYPE};
+        pd_section *u = &s->units[b];
+        *u = (pd_section){.unit = units[b], .first = i, .count = units[b]->n, .o.reduced = PD_NO_DTYPE};
         pd_unit_retain(u->unit);
+        if (s->windows) pd_unit_set_windows(u->unit, s->windows, is_outer(s, b));
         u->unit->early = is_delivered;
         u->unit->ctx = u;
         for (int k = 0; k < u->count; k++, i++)
-            s->members[i] = (member){.s = s, .unit = b, .piece = i, .p = &u->unit->params[k]};
+            s->members[i] = (pd_member){.s = s, .unit = b, .piece = i, .p = &u->unit->params[k]};
     }
     PD_TRY(make_layout(s));
+    PD_TRY(make_bundles(s));
     PD_TRY(pd_ready_init(&s->ready, &s->layout, start_unit, s));
     for (int k = 0; k < s->nmembers; k++) PD_TRY(attach(&s->members[k]));
     return PD_OK;
@@ -660,8 +653,9 @@ pd_status pd_sharded_new(pd_unit *const *units, int n, bool last_is_outer, pd_gr
     s->readers = units[0]->readers;
     s->kind = units[0]->kind;
     s->last_is_outer = last_is_outer;
-    s->begun = -1;
-    pd_status status = build(s, units, n);
+    s->begun = s->adding = -1;
+    pd_status status = s->kind == PD_UNIT_GATHERED ? pd_windows_new(&s->windows) : PD_OK;
+    PD_THEN(build(s, units, n));
     if (status) {
         pd_sharded_free(s);
         return PD_TRAIL(status);
@@ -674,6 +668,8 @@ static void release(pd_sharded *s) {
     if (atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) > 1) return;
     for (int i = 0; i < s->nmembers && s->members; i++) {
         pd_tensor_release(s->members[i].view);
+        pd_tensor_release(s->members[i].wide);
+        pd_tensor_release(s->members[i].sum);
         pd_tensor_release(s->members[i].own);
         pd_tensor_release(s->members[i].made);
         pd_tensor_release(s->members[i].held);
@@ -684,6 +680,9 @@ static void release(pd_sharded *s) {
     pd_ready_fini(&s->ready);
     pd_layout_fini(&s->layout);
     pd_closure_drop(&s->end);
+    pd_windows_release(s->windows);
+    pd_bundle_fini(&s->reducing);
+    pd_bundle_fini(&s->added);
     pd_group_release(s->replicas);
     pd_group_release(s->group);
     pd_free(s->members);
@@ -695,14 +694,18 @@ void pd_sharded_free(pd_sharded *s) {
     if (!s) return;
     s->dead = true;
     for (int i = 0; i < s->nmembers && s->members; i++) {
-        member *m = &s->members[i];
+        pd_member *m = &s->members[i];
         if (!m->p) continue;
         pd_grad_give_up(m->p->whole, &m->owner);
         if (m->p->shard) pd_grad_give_up(m->p->shard, &m->shard_owner);
         if (m->hook) pd_hook_remove(&m->p->whole->meta->hooks, m->hook);
         m->hook = 0;
     }
-    for (int b = 0; b < s->nunits && s->units; b++)
-        if (s->units[b].unit && s->units[b].unit->ctx == &s->units[b]) s->units[b].unit->early = NULL;
+    for (int b = 0; b < s->nunits && s->units; b++) {
+        pd_unit *u = s->units[b].unit;
+        if (!u) continue;
+        if (u->ctx == &s->units[b]) u->early = NULL;
+        if (s->windows && u->windows == s->windows) pd_unit_set_windows(u, NULL, false);
+    }
     release(s);
 }

@@ -10,14 +10,15 @@
    one gate (the next unit's; the last unit has one of its own) each rank adds up its rows of all slots. Three slots are
    used in turn, so that a unit may be filled while the one before is read; the last unit, which lives from the first
    gradient to the last (tied embeddings), has a slot of its own. Gradients that come while the unit has no slot lie in
-   memory of their own until it starts. Elsewhere the ranks reduce each parameter by reduce_scatter.
+   memory of their own until it starts. Elsewhere the ranks reduce by messages (messages.c), which move on while
+   backward computes.
 
      ready(u)   read u-1: its gate is open, so all ranks have read u-2, whose slot goes to u+1
                 gate of u: begins; u's gradients are where the others will read them
      end        read the last unit; one more gate
 
    replicas: a group of ranks that have the same shards, in another mesh dimension (HSDP); the sums of the shard groups
-   are added over it.
+   are added over it, those of one unit while the shard group sums the next.
 
    A backward that fails leaves nothing behind: the next forward drops what it had begun. */
 #ifndef PD_PARALLEL_SHARDED_H
@@ -37,10 +38,11 @@ void pd_sharded_free(pd_sharded *s); /* removes the hooks; NULL is fine */
 /* Around a forward; calls nest. *outermost: no other forward or backward is under way. */
 pd_status pd_sharded_enter(pd_sharded *s, uint64_t site, bool *outermost);
 void pd_sharded_leave(pd_sharded *s);
-/* Whether a backward is under way. */
+/* Takes part in a backward of the other ranks; this rank adds the gradients that it has summed up, or zeros. */
+pd_status pd_sharded_shadow(pd_sharded *s, uint64_t site);
 
 typedef struct pd_sharded_options { /* of a unit */
-    bool accumulates;   /* backward only adds up gradients of wholes, on this rank */
+    bool accumulates;   /* backward only adds up gradients of wholes, on this rank, in the dtype of the ranks' sums */
     bool apart;         /* the sums of shard groups are not added over the replicas yet: they add up in .grad */
     bool keeps;         /* gathered wholes keep their memory after backward */
     double divisor;     /* of sums; 0: the number of ranks */

@@ -1,4 +1,4 @@
-#include "parallel/unit.h"
+#include "parallel/unit_impl.h"
 
 #include <string.h>
 
@@ -6,12 +6,8 @@
 #include "base/mem.h"
 #include "comm/algo/reduce.h"
 
-#define OP "fully_shard"
+#define OP PD_UNIT_OP
 
-static pd_dtype whole_type(const pd_unit_param *p) {
-    return p->unit->low == PD_NO_DTYPE ? (pd_dtype)p->shard->dtype : p->unit->low;
-}
-static bool is_low(const pd_unit_param *p) { return whole_type(p) != (pd_dtype)p->shard->dtype; }
 static bool on_meta(const pd_tensor *t) { return t->storage->device == &pd_device_meta; }
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
@@ -49,7 +45,7 @@ pd_status pd_unit_cut(const pd_unit_param *p, int rank, int64_t *lo, int64_t *hi
 }
 
 size_t pd_unit_room(const pd_unit_param *p) {
-    return ((size_t)p->piece->numel * pd_dtype_size(whole_type(p)) + 63) & ~(size_t)63;
+    return pd_whole_lines(pd_unit_bytes(p));
 }
 
 pd_status pd_unit_move_rows(const pd_unit_param *p, const pd_device *d, size_t element, char *rows, char *part,
@@ -99,7 +95,11 @@ static pd_status build(pd_unit *u, pd_tensor *const *params, const char *const *
         pd_tensor_retain(p->whole = params[i]);
         PD_TRY(fill_param(u, i, dims[i]));
     }
-    return PD_OK;
+    if (u->kind != PD_UNIT_GATHERED) return PD_OK;
+    PD_TRY(pd_calloc(sizeof *u->messages * (size_t)u->n, OP, &u->messages));
+    PD_TRY(pd_calloc(sizeof(pd_work *) * (size_t)u->n, OP, &u->works));
+    PD_TRY(pd_calloc(sizeof(pd_storage *) * (size_t)u->n, OP, &u->sent));
+    return pd_calloc(sizeof *u->parts * (size_t)pd_group_size(u->group), OP, &u->parts);
 }
 
 pd_status pd_unit_new(pd_group *g, pd_tensor *const *params, const char *const *names, const int *dims, int n,
@@ -111,8 +111,11 @@ pd_status pd_unit_new(pd_group *g, pd_tensor *const *params, const char *const *
     atomic_init(&u->refs, 1);
     pd_group_retain(u->group = g);
     u->readers = readers;
+    u->number = readers->units++;
     u->n = n;
+    u->slot = -1;
     u->low = o.low;
+    for (int i = 0; i < n; i++) o.gathered |= params[i]->storage->device->kind == PD_DEVICE_CUDA;
     u->kind = pd_group_size(g) == 1 ? PD_UNIT_ALONE : !o.gathered && pd_group_is_near(g) ? PD_UNIT_COMMON
                                                                                          : PD_UNIT_GATHERED;
     u->ending = (pd_readers_client){.ending = round_ending, .ctx = u};
@@ -137,6 +140,8 @@ static void drop_storage(pd_storage **s) {
 void pd_unit_release(pd_unit *u) {
     if (!u || atomic_fetch_sub_explicit(&u->refs, 1, memory_order_acq_rel) > 1) return;
     pd_readers_remove(&u->ending);
+    pd_unit_abandon(u);
+    pd_windows_release(u->windows);
     for (int i = 0; u->params && i < u->n; i++) {
         pd_unit_param *p = &u->params[i];
         drop_storage(&p->all);
@@ -146,6 +151,10 @@ void pd_unit_release(pd_unit *u) {
     }
     pd_layout_fini(&u->layout);
     pd_common_release(u->common);
+    pd_free(u->messages);
+    pd_free(u->works);
+    pd_free(u->sent);
+    pd_free(u->parts);
     pd_free(u->params);
     pd_group_release(u->group);
     pd_free(u);
@@ -211,8 +220,7 @@ static pd_status before_whole(pd_guard *g, const char *op) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* t becomes a tensor in the storage s: all of the parameter if lo is 0 and `like` has its sizes. */
-static void point(pd_tensor *t, pd_storage *s, pd_dtype dtype, int64_t offset, const int64_t *stride) {
+void pd_unit_point(pd_tensor *t, pd_storage *s, pd_dtype dtype, int64_t offset, const int64_t *stride) {
     pd_storage *was = t->storage;
     pd_storage_retain(s);
     t->storage = s;
@@ -232,7 +240,7 @@ static void drop_common(void *common) { pd_common_release(common); }
 /* [new] the parameter's memory in the unit's common memory. */
 static pd_status place(pd_unit_param *p, pd_guard *guard, bool read_only, pd_storage **out) {
     pd_unit *u = p->unit;
-    size_t bytes = (size_t)p->piece->numel * pd_dtype_size(whole_type(p));
+    size_t bytes = pd_unit_bytes(p);
     PD_TRY(pd_storage_external(&pd_device_cpu, (char *)pd_common_ptr(u->common) + p->at, bytes, drop_common, u->common,
                                out));
     pd_common_retain(u->common); /* the storage's */
@@ -241,7 +249,7 @@ static pd_status place(pd_unit_param *p, pd_guard *guard, bool read_only, pd_sto
     return PD_OK;
 }
 
-static size_t lay_out(pd_unit *u) {
+size_t pd_unit_lay_out(pd_unit *u) {
     size_t at = 0;
     for (int i = 0; i < u->n; i++) {
         pd_unit_param *p = &u->params[i];
@@ -258,16 +266,16 @@ static void round_param(pd_unit_param *p) {
     if (p->rounded == writes || s->storage->device->kind != PD_DEVICE_CPU) return;
     const char *from = pd_tensor_data(s);
     char *to = p->whole->storage->data;
-    const size_t size = pd_dtype_size(whole_type(p));
+    const size_t size = pd_dtype_size(pd_unit_whole_type(p));
     for (int64_t o = 0; o < p->outer; o++)
-        pd_reduce_round(whole_type(p), from + (size_t)(o * each) * sizeof(float),
+        pd_reduce_round(pd_unit_whole_type(p), from + (size_t)(o * each) * sizeof(float),
                         to + (size_t)(o * p->row + p->lo) * size, each, 1);
     p->rounded = writes;
 }
 
 void pd_unit_round(pd_unit *u) {
     for (int i = 0; i < u->n && u->low != PD_NO_DTYPE; i++)
-        if (is_low(&u->params[i]) && !on_meta(u->params[i].whole)) round_param(&u->params[i]);
+        if (pd_unit_is_low(&u->params[i]) && !on_meta(u->params[i].whole)) round_param(&u->params[i]);
 }
 
 static void round_ending(void *unit) { pd_unit_round(unit); }
@@ -275,7 +283,7 @@ static void round_ending(void *unit) { pd_unit_round(unit); }
 /* Makes the memory of all wholes, for the shards' present dtypes. */
 static pd_status make_common(pd_unit *u) {
     pd_common *common;
-    size_t bytes = lay_out(u);
+    size_t bytes = pd_unit_lay_out(u);
     PD_TRY(pd_common_new(u->group, bytes, &common));
     pd_common_release(u->common);
     u->common = common;
@@ -292,12 +300,11 @@ static pd_status make_common(pd_unit *u) {
     return PD_OK;
 }
 
-/* [new] a plain tensor with the sizes of the shard: the shard's memory, or where it will be. */
-static pd_status part_of(const pd_unit_param *p, pd_storage *s, int64_t offset, const int64_t *stride,
-                         pd_tensor **out) {
+pd_status pd_unit_part_in(const pd_unit_param *p, pd_storage *s, pd_dtype dtype, int64_t offset, const int64_t *stride,
+                          pd_tensor **out) {
     PD_TRY(pd_tensor_alias(p->shard, false, out));
     pd_tensor_set_spread(*out, NULL);
-    point(*out, s, (pd_dtype)p->shard->dtype, offset, stride);
+    pd_unit_point(*out, s, dtype, offset, stride);
     return PD_OK;
 }
 
@@ -309,8 +316,9 @@ static pd_status move_shard(pd_unit_param *p, pd_storage *s, int64_t offset, con
     pd_storage *values = first ? p->whole->storage : p->shard->storage;
     if (pd_storage_is_blank(values)) s->blank = true;
     else {
-        PD_TRY(part_of(p, s, offset, stride, &to));
-        pd_status status = first ? part_of(p, values, p->whole->offset + p->lo, whole, &from)
+        PD_TRY(pd_unit_part_in(p, s, (pd_dtype)p->shard->dtype, offset, stride, &to));
+        const pd_dtype t = (pd_dtype)p->shard->dtype;
+        pd_status status = first ? pd_unit_part_in(p, values, t, p->whole->offset + p->lo, whole, &from)
                                  : pd_tensor_alias(p->shard, false, &from);
         if (!status && !first) pd_tensor_set_spread(from, NULL);
         PD_THEN(pd_engine.copy_into(to, from));
@@ -318,20 +326,21 @@ static pd_status move_shard(pd_unit_param *p, pd_storage *s, int64_t offset, con
         pd_tensor_release(from);
         PD_TRY(status);
     }
-    point(p->shard, s, (pd_dtype)p->shard->dtype, offset, stride);
+    pd_unit_point(p->shard, s, (pd_dtype)p->shard->dtype, offset, stride);
     return PD_OK;
 }
 
 static bool is_home(const pd_unit_param *p) {
     switch (p->unit->kind) {
     case PD_UNIT_ALONE:
-        return is_low(p) ? p->all && p->whole->storage == p->all && p->whole->dtype == (int)whole_type(p)
+        return pd_unit_is_low(p) ? p->all && p->whole->storage == p->all &&
+                                       p->whole->dtype == (int)pd_unit_whole_type(p)
                          : p->whole->storage == p->shard->storage && p->whole->offset == p->shard->offset;
     case PD_UNIT_COMMON:
         return p->rows && p->shard->storage == p->rows && p->whole->storage == p->all &&
-               p->whole->dtype == (int)whole_type(p);
+               p->whole->dtype == (int)pd_unit_whole_type(p);
     case PD_UNIT_GATHERED:
-        return p->all && p->whole->storage == p->all && p->whole->dtype == (int)whole_type(p) &&
+        return p->all && p->whole->storage == p->all && p->whole->dtype == (int)pd_unit_whole_type(p) &&
                pd_tensor_is_contiguous(p->shard);
     }
     return true;
@@ -355,7 +364,7 @@ static pd_status settle_in_common(pd_unit_param *p, bool first) {
     int64_t stride[PD_MAX_DIMS];
     pd_storage *rows;
     if (!first && is_home(p)) return PD_OK;
-    if (is_low(p)) {
+    if (pd_unit_is_low(p)) {
         PD_TRY(own_memory(p, &pd_device_cpu, stride, &rows));
         rows->guard = &p->on_rows;
     } else {
@@ -364,27 +373,29 @@ static pd_status settle_in_common(pd_unit_param *p, bool first) {
     }
     drop_storage(&p->rows);
     p->rows = rows;
-    PD_TRY(move_shard(p, rows, is_low(p) ? 0 : p->lo, stride, first));
+    PD_TRY(move_shard(p, rows, pd_unit_is_low(p) ? 0 : p->lo, stride, first));
     whole_strides(p, stride);
-    point(p->whole, p->all, whole_type(p), 0, stride);
+    pd_unit_point(p->whole, p->all, pd_unit_whole_type(p), 0, stride);
     return PD_OK;
 }
 
 static pd_status settle_alone(pd_unit_param *p, bool first) {
     int64_t stride[PD_MAX_DIMS];
     whole_strides(p, stride);
-    if (!is_low(p)) {
+    if (!pd_unit_is_low(p)) {
         pd_tensor *from = first ? p->whole : p->shard, *to = first ? p->shard : p->whole;
-        point(to, from->storage, (pd_dtype)from->dtype, from->offset, from->stride);
+        pd_unit_point(to, from->storage, (pd_dtype)from->dtype, from->offset, from->stride);
         return PD_OK;
     }
-    if (first) point(p->shard, p->whole->storage, p->piece->dtype, p->whole->offset, stride);
+    if (first) pd_unit_point(p->shard, p->whole->storage, p->piece->dtype, p->whole->offset, stride);
     drop_storage(&p->all);
-    PD_TRY(pd_storage_new(p->shard->storage->device, (size_t)p->piece->numel * pd_dtype_size(whole_type(p)), &p->all));
+    PD_TRY(pd_storage_new(p->shard->storage->device, pd_unit_bytes(p), &p->all));
     p->rounded = 0;
-    point(p->whole, p->all, whole_type(p), 0, stride);
+    pd_unit_point(p->whole, p->all, pd_unit_whole_type(p), 0, stride);
     return PD_OK;
 }
+
+static void drop_window(void *window) { pd_storage_release(window); }
 
 static pd_status settle_gathered(pd_unit_param *p, bool first) {
     int64_t stride[PD_MAX_DIMS];
@@ -398,16 +409,17 @@ static pd_status settle_gathered(pd_unit_param *p, bool first) {
     }
     if (!first && is_home(p)) return PD_OK;
     drop_storage(&p->all);
-    PD_TRY(pd_storage_new(&pd_device_meta, (size_t)p->piece->numel * pd_dtype_size(whole_type(p)), &p->all));
+    PD_TRY(pd_storage_external(&pd_device_meta, NULL, pd_unit_bytes(p),
+                               drop_window, NULL, &p->all));
     whole_strides(p, stride);
-    point(p->whole, p->all, whole_type(p), 0, stride);
+    pd_unit_point(p->whole, p->all, pd_unit_whole_type(p), 0, stride);
     return PD_OK;
 }
 
 static pd_status check_low(const pd_unit *u) {
     for (int i = 0; i < u->n; i++) {
         const pd_unit_param *p = &u->params[i];
-        if (!is_low(p) || p->shard->dtype == PD_F32) continue;
+        if (!pd_unit_is_low(p) || p->shard->dtype == PD_F32) continue;
         return pd_fail(PD_E_DTYPE, OP ": param_dtype is %s for parameter %s, which is %s (expected float32)",
                        pd_dtype_name(u->low), p->piece->name, pd_dtype_name((pd_dtype)p->shard->dtype));
     }
@@ -416,7 +428,7 @@ static pd_status check_low(const pd_unit *u) {
 
 static bool needs_common(const pd_unit *u) {
     for (int i = 0; i < u->n; i++)
-        if (!u->params[i].all || u->params[i].whole->dtype != (int)whole_type(&u->params[i])) return true;
+        if (!u->params[i].all || u->params[i].whole->dtype != (int)pd_unit_whole_type(&u->params[i])) return true;
     return false;
 }
 
@@ -429,18 +441,18 @@ pd_status pd_unit_settle(pd_unit *u, bool first, uint64_t site) {
     if (!first && pd_unit_is_settled(u)) return PD_OK;
     PD_TRY(check_low(u));
     if (u->kind == PD_UNIT_COMMON) {
-        if (first || needs_common(u)) {
-            PD_TRY(make_common(u));
-            pd_readers_meet(u->readers);
-        }
+        if (first || needs_common(u)) PD_TRY(make_common(u));
         PD_TRY(pd_readers_write(u->readers, OP, site, false));
     }
+    PD_TRY(pd_unit_drop(u));
+    pd_unit_abandon(u);
     for (int i = 0; i < u->n; i++) {
         pd_unit_param *p = &u->params[i];
         PD_TRY(u->kind == PD_UNIT_COMMON  ? settle_in_common(p, first)
                : u->kind == PD_UNIT_ALONE ? settle_alone(p, first)
                                           : settle_gathered(p, first));
     }
+    if (u->kind == PD_UNIT_GATHERED) pd_unit_plan(u);
     pd_readers_written(u->readers);
     if (first) pd_device_cpu_trim(); /* the parameters' first memory goes back to the system */
     return PD_OK;
@@ -449,116 +461,8 @@ pd_status pd_unit_settle(pd_unit *u, bool first, uint64_t site) {
 void pd_unit_changed(pd_unit *u) {
     for (int i = 0; i < u->n; i++) {
         pd_storage *s = u->params[i].whole->storage;
-        if (u->kind == PD_UNIT_ALONE && u->low == PD_NO_DTYPE) continue; /* it is the shard's, which counts */
+        if (u->kind == PD_UNIT_ALONE && !pd_unit_is_low(&u->params[i])) continue; /* it is the shard's, which counts */
         atomic_fetch_add_explicit(&s->version, 1, memory_order_relaxed);
         atomic_fetch_add_explicit(&s->writes, 1, memory_order_relaxed);
     }
-}
-
-/* ---- gathered wholes --------------------------------------------------------------------------------------------- */
-
-typedef struct gathering { /* of one parameter */
-    pd_work *work;
-    pd_storage *packed;  /* NULL: the parts go straight into the whole; else they lie here one after the other */
-    pd_storage *rounded; /* the shard in the wholes' dtype; NULL: it has it */
-} gathering;
-
-/* *out: the shard's memory in the whole's dtype. */
-static pd_status input_of(pd_unit_param *p, gathering *k, const void **out) {
-    *out = pd_tensor_data(p->shard);
-    if (!is_low(p)) return PD_OK;
-    const pd_device *d = p->shard->storage->device, *was;
-    pd_tensor *low = NULL;
-    PD_TRY(pd_device_enter(d, &was));
-    bool plain = pd_parts_are_plain;
-    pd_parts_are_plain = true;
-    pd_status status = pd_engine.cast(p->shard, whole_type(p), &low);
-    pd_parts_are_plain = plain;
-    pd_device_here = was;
-    PD_TRY(status);
-    pd_storage_retain(k->rounded = low->storage);
-    *out = pd_tensor_data(low);
-    pd_tensor_release(low);
-    return PD_OK;
-}
-
-static pd_status start_gather(pd_unit_param *p, gathering *k, pd_part *parts, uint64_t site) {
-    pd_unit *u = p->unit;
-    const pd_dtype t = whole_type(p);
-    const size_t size = pd_dtype_size(t);
-    const pd_device *d = p->shard->storage->device, *was;
-    const void *in;
-    void *data;
-    PD_TRY(d->alloc(d, p->all->bytes, &data));
-    p->all->data = data;
-    p->all->device = d;
-    if (p->outer > 1) PD_TRY(pd_storage_new(d, p->all->bytes, &k->packed));
-    char *to = k->packed ? k->packed->data : data;
-    for (int r = 0; r < pd_group_size(u->group); r++) {
-        int64_t lo, hi;
-        PD_TRY(pd_unit_cut(p, r, &lo, &hi));
-        parts[r] = (pd_part){to + (size_t)(lo * (k->packed ? p->outer : 1)) * size, (hi - lo) * p->outer};
-    }
-    PD_TRY(input_of(p, k, &in));
-    PD_TRY(pd_device_enter(d, &was));
-    pd_status status = pd_group_all_gather_parts(u->group, in, parts, t, site, &k->work);
-    pd_device_here = was;
-    return status;
-}
-
-/* Parts of rows that lie one after the other go to their places in the rows. */
-static pd_status unpack(pd_unit_param *p, gathering *k) {
-    const size_t size = pd_dtype_size(whole_type(p));
-    for (int r = 0; k->packed && r < pd_group_size(p->unit->group); r++) {
-        int64_t lo, hi;
-        PD_TRY(pd_unit_cut(p, r, &lo, &hi));
-        char *part = (char *)k->packed->data + (size_t)(lo * p->outer) * size;
-        PD_TRY(pd_unit_move_rows(p, p->all->device, size, p->all->data, part, lo, hi, false));
-    }
-    return PD_OK;
-}
-
-pd_status pd_unit_gather(pd_unit *u, uint64_t site) {
-    gathering *k;
-    pd_part *parts = NULL;
-    if (u->kind != PD_UNIT_GATHERED || !pd_unit_is_settled(u)) return PD_OK;
-    const uint64_t writes = pd_unit_writes(u);
-    if (u->gathered && u->gathered_at == writes) return PD_OK;
-    PD_TRY(pd_unit_drop(u));
-    PD_TRY(pd_calloc(sizeof *k * (size_t)u->n, OP, &k));
-    pd_status status = pd_malloc(sizeof *parts * (size_t)pd_group_size(u->group), OP, &parts);
-    for (int i = 0; i < u->n && !status; i++) status = start_gather(&u->params[i], &k[i], parts, site);
-    for (int i = 0; i < u->n; i++) {
-        if (k[i].work) PD_THEN(pd_work_wait(k[i].work, -1));
-        PD_THEN(unpack(&u->params[i], &k[i]));
-        if (k[i].work) pd_work_release(k[i].work);
-        pd_storage_release(k[i].packed);
-        pd_storage_release(k[i].rounded);
-    }
-    pd_free(parts);
-    pd_free(k);
-    u->gathered = true;
-    u->gathered_at = writes;
-    if (!status) return PD_OK;
-    pd_error e;
-    pd_error_save(&e);
-    pd_unit_drop(u);
-    pd_error_restore(&e);
-    return status;
-}
-
-pd_status pd_unit_drop(pd_unit *u) {
-    if (!u->gathered) return PD_OK;
-    for (int i = 0; i < u->n; i++)
-        if (pd_storage_may_move(OP, u->params[i].all))
-            return pd_fail(PD_E_RUNTIME, OP ": parameter %s is lent when its unit is resharded (expected clone())",
-                           u->params[i].piece->name);
-    for (int i = 0; i < u->n; i++) {
-        pd_storage *s = u->params[i].all;
-        if (s->data) s->device->free(s->device, s->data, s->bytes);
-        s->data = NULL;
-        s->device = &pd_device_meta;
-    }
-    u->gathered = false;
-    return PD_OK;
 }

@@ -16,9 +16,10 @@ typedef struct {
     Py_ssize_t n;
     pd_tensor *on_device[5]; /* skip, lr, step, own */
     pd_tensor *now[3];       /* lr, step, mu_product */
+    const pd_numbering *numbers;
 } lists;
 
-typedef struct { PyObject *on_device, *keras; } options; /* NULL: not given */
+typedef struct { PyObject *on_device, *keras, *numbers; } options; /* NULL: not given */
 static bool is_keras(const options *more) { return more->keras && more->keras != Py_None; }
 
 
@@ -72,7 +73,27 @@ static bool read_numbers(const char *op, const char *name, PyObject *from, Py_ss
     return true;
 }
 
-/* Reads the lists of a step, `on_device`: (skip, lr, step, *own), and `keras`: (gradients, lr, step, mu_product). */
+/* Reads the numbers of the parameters' elements for stochastic rounding: None, or bytes of a pd_numbering for each of
+   n parameters, which the caller keeps. */
+static bool read_numbering(const char *op, PyObject *from, Py_ssize_t n, const pd_numbering **out) {
+    const Py_ssize_t want = (Py_ssize_t)sizeof **out * n;
+    if (!from || from == Py_None) return true;
+    if (!PyBytes_Check(from) || PyBytes_GET_SIZE(from) != want) {
+        PyErr_Format(PyExc_ValueError, "%s: numbers is %.100R (expected None or %zd bytes)", op, from, want);
+        return false;
+    }
+    *out = (const pd_numbering *)(const void *)PyBytes_AS_STRING(from);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        const pd_numbering *one = &(*out)[i];
+        if (one->first >= 0 && one->run >= 0 && one->row >= 0) continue;
+        PyErr_Format(PyExc_ValueError, "%s: a number of parameter %zd is negative (expected at least 0)", op, i);
+        return false;
+    }
+    return true;
+}
+
+/* Reads the lists of a step, `on_device`: (skip, lr, step, *own), `keras`: (gradients, lr, step, mu_product), and
+   `numbers`. */
 static bool read_step(const char *op, PyObject *const *o, int count, const options *more, lists *l) {
     PyObject *all[LISTS] = {NULL};
     pd_tensor *now[3] = {NULL}, *on_device[5] = {NULL};
@@ -84,14 +105,16 @@ static bool read_step(const char *op, PyObject *const *o, int count, const optio
     if (!read_lists(op, all, LISTS, l)) return false;
     memcpy(l->on_device, on_device, sizeof on_device);
     memcpy(l->now, now, sizeof now);
-    return true;
+    if (read_numbering(op, more->numbers, l->n, &l->numbers)) return true;
+    free_lists(l);
+    return false;
 }
 
 static pd_step_lists step_of(const lists *l, pd_tensor **m, pd_tensor **v, pd_tensor **w) {
     pd_tensor *const *d = l->on_device;
     pd_tensor *const *now = l->now;
     return (pd_step_lists){.params = l->t[0], .m = m, .v = v, .w = w, .grads = l->t[GRADIENTS], .count = l->n,
-                           .skip = d[0], .lr = d[1], .step = d[2], .own = {d[3], d[4]},
+                           .skip = d[0], .lr = d[1], .step = d[2], .own = {d[3], d[4]}, .numbers = l->numbers,
                            .now = {now[0], now[1], now[2]}};
 }
 
@@ -103,7 +126,7 @@ static PyObject *finish(lists *l, pd_status status) {
 
 static PyObject *sgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params",   "momentum_buffers", "lr",    "momentum", "dampening", "weight_decay",
-                            "nesterov", "maximize",         "first", "chance", "on_device", "keras", NULL};
+                            "nesterov", "maximize",         "first", "chance", "numbers", "on_device", "keras", NULL};
     PyObject *o[2] = {NULL};
     options more = {0};
     pd_sgd c = {0};
@@ -111,9 +134,9 @@ static PyObject *sgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     unsigned long long chance = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddpppKOO:sgd_step", names, &o[0], &o[1], &c.lr, &c.momentum,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddpppKOOO:sgd_step", names, &o[0], &o[1], &c.lr, &c.momentum,
                                      &c.dampening, &c.weight_decay, &nesterov, &maximize, &first, &chance,
-                                     &more.on_device, &more.keras) ||
+                                     &more.numbers, &more.on_device, &more.keras) ||
         !read_step("sgd_step", o, 2, &more, &l))
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], NULL, NULL);
@@ -132,7 +155,7 @@ static PyObject *sgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
 static PyObject *adam_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params",  "exp_avgs",  "exp_avg_sqs", "max_exp_avg_sqs", "lr",
                             "beta1",   "beta2",     "eps",         "weight_decay",    "step",
-                            "amsgrad", "decoupled", "maximize",    "chance", "on_device", "keras", NULL};
+                            "amsgrad", "decoupled", "maximize",    "chance", "numbers", "on_device", "keras", NULL};
     PyObject *o[4] = {NULL};
     options more = {0};
     pd_adam c = {0};
@@ -141,9 +164,10 @@ static PyObject *adam_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     unsigned long long chance = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddLpppKOO:adam_step", names, &o[0], &o[1], &o[2], &o[3],
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddLpppKOOO:adam_step", names, &o[0], &o[1], &o[2], &o[3],
                                      &c.lr, &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &step, &amsgrad,
-                                     &decoupled, &maximize, &chance, &more.on_device, &more.keras) ||
+                                     &decoupled, &maximize, &chance, &more.numbers, &more.on_device,
+                                     &more.keras) ||
         !read_step("adam_step", o, 4, &more, &l))
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], l.t[2], l.t[3]);
@@ -384,6 +408,41 @@ static PyObject *ask_to_write(PyObject *module, PyObject *const *args, Py_ssize_
     Py_RETURN_NONE;
 }
 
+/* A number that each state of a list has, as 0-dim views of one tensor on the CPU (pydist/optim/_fused.py). Steps call
+   these, so they make no objects but a number. */
+
+static PyObject *numbers_kept(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    pd_tensor *whole = n == 5 ? pd_py_expect_tensor(args[3], "numbers_kept", "whole") : NULL;
+    if (!whole || !PyList_Check(args[0]) || !PyList_Check(args[2]) ||
+        PyList_GET_SIZE(args[0]) != PyList_GET_SIZE(args[2]))
+        return PyErr_Format(PyExc_TypeError, "numbers_kept: the arguments do not fit (expected states, a name, as many "
+                                             "views, their tensor and its version)");
+    const unsigned long version = PyLong_AsUnsignedLong(args[4]);
+    if (version == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+    if (version != pd_tensor_version(whole)) Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); i++) {
+        PyObject *state = PyList_GET_ITEM(args[0], i),
+                 *now = PyDict_Check(state) ? PyDict_GetItemWithError(state, args[1]) : NULL;
+        if (PyErr_Occurred()) return NULL;
+        if (now != PyList_GET_ITEM(args[2], i)) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+static PyObject *set_numbers(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    pd_tensor *whole = n == 2 ? pd_py_expect_tensor(args[0], "set_numbers", "whole") : NULL;
+    const pd_scalar s = {.d = whole ? PyFloat_AsDouble(args[1]) : 0, .cat = PD_CAT_FLOAT};
+    if (PyErr_Occurred()) return NULL;
+    if (!whole || whole->storage->device != &pd_device_cpu)
+        return PyErr_Format(PyExc_TypeError, "set_numbers: the arguments do not fit (expected a tensor on the CPU and "
+                                             "a number)");
+    PD_PY_TRY(pd_tensor_before_write("step", whole));
+    pd_fill(whole, &s);
+    return PyLong_FromUnsignedLong(pd_tensor_version(whole));
+}
+
 static PyObject *sums_of_squares(PyObject *module, PyObject *tensors) {
     lists l;
     pd_tensor *sums;
@@ -408,17 +467,26 @@ static PyObject *exact_squares(PyObject *module, PyObject *args) {
     return none ? pd_py_wrap_new(sum) : NULL;
 }
 
-static PyObject *exact_norm(PyObject *module, PyObject *o) {
-    const pd_tensor *t = pd_py_expect_tensor(o, "exact_norm", "sum");
-    (void)module;
+static PyObject *exact_number(const char *op, PyObject *o, bool root) {
+    const pd_tensor *t = pd_py_expect_tensor(o, op, "sum");
     if (!t) return NULL;
     if (t->dtype != PD_I64 || t->ndim != 1 || t->numel != PD_EXACT || t->stride[0] != 1 ||
         t->storage->device != &pd_device_cpu)
         return PyErr_Format(PyExc_ValueError,
-                            "exact_norm: sum is %s of shape %s on %s (expected what exact_squares returned)",
+                            "%s: sum is %s of shape %s on %s (expected what exact_squares returned)", op,
                             pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name);
-    if (pd_is_recording()) pd_record_read("exact_norm");
-    return PyFloat_FromDouble(pd_exact_value(pd_tensor_data(t), true));
+    if (pd_is_recording()) pd_record_read(op);
+    return PyFloat_FromDouble(pd_exact_value(pd_tensor_data(t), root));
+}
+
+static PyObject *exact_norm(PyObject *module, PyObject *o) {
+    (void)module;
+    return exact_number("exact_norm", o, true);
+}
+
+static PyObject *exact_value(PyObject *module, PyObject *o) {
+    (void)module;
+    return exact_number("exact_value", o, false);
 }
 
 static PyObject *scale_tensors(PyObject *module, PyObject *args) {
@@ -467,6 +535,11 @@ static PyMethodDef functions[] = {
      "rprop_step(params, prevs, step_sizes, *, eta_minus, ...): one fused step of Rprop."},
     {"lion_step", (PyCFunction)(void (*)(void))lion_step, METH_VARARGS | METH_KEYWORDS,
      "lion_step(params, exp_avgs, *, lr, ...): one fused step of Lion."},
+    {"numbers_kept", (PyCFunction)(void (*)(void))numbers_kept, METH_FASTCALL,
+     "numbers_kept(states, name, views, whole, version): whether each dictionary has its view of `whole` under the "
+     "name, and nothing was written since set_numbers returned the version."},
+    {"set_numbers", (PyCFunction)(void (*)(void))set_numbers, METH_FASTCALL,
+     "set_numbers(whole, value): fills a tensor on the CPU; returns its version."},
     {"sums_of_squares", sums_of_squares, METH_O,
      "sums_of_squares(tensors): the sum of the squares of each tensor's elements, as a float64 tensor on the same "
      "device."},
@@ -475,6 +548,7 @@ static PyMethodDef functions[] = {
      "Such tensors can be added, over ranks, too."},
     {"exact_norm", exact_norm, METH_O,
      "exact_norm(sum): the square root of the exact sum, as the nearest float."},
+    {"exact_value", exact_value, METH_O, "exact_value(sum): the exact sum, as the nearest float."},
     {"scale_tensors", scale_tensors, METH_VARARGS,
      "scale_tensors(tensors, by): multiplies all elements by a number, in place; returns whether all were finite."},
     {"unscale", unscale, METH_VARARGS,

@@ -36,7 +36,7 @@ def can_skip(optimizer):
     """Whether the GPU can skip the optimizer's step: the step is one fused call, and its count of steps can be taken
     back."""
     return isinstance(optimizer, FusedOptimizer) and all(
-        optimizer._counts_there(group) or not optimizer._scalars for group in optimizer.param_groups
+        optimizer._counts_there(group) or len(optimizer._numbers) < 2 for group in optimizer.param_groups
     )
 
 

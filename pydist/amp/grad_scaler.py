@@ -5,9 +5,10 @@ import warnings
 
 from pydist import _C, cuda
 from pydist._grad_mode import no_grad
+from pydist._norms import over_ranks, parts_of, two_norm
 from pydist._replay import in_python
 from pydist.amp import _on_device
-from pydist.nn.utils.clip_grad import _over, _two_norm, clip_grad_norm_, parts_of
+from pydist.nn.utils.clip_grad import clip_grad_norm_
 
 
 class GradScaler:
@@ -99,10 +100,10 @@ class GradScaler:
 
     def _agree(self, finite, grads):
         """Whether the gradients are finite on all ranks of the group, and of the meshes of DTensors among them."""
-        broken = _over(self._process_group, 0.0 if finite else 1.0, "MAX")
+        broken = over_ranks(self._process_group, 0.0 if finite else 1.0, "MAX")
         for over, _ in parts_of(grads)[1]:
             for group in over.groups:
-                broken = _over(group, broken, "MAX")
+                broken = over_ranks(group, broken, "MAX")
         return broken == 0.0
 
     @in_python
@@ -135,7 +136,7 @@ class GradScaler:
         if _on_device.belongs(grads):
             self.unscale_(optimizer)
             return clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)
-        norm = _two_norm(grads) / self._scale
+        norm = two_norm(grads) / self._scale
         factor = min(1.0, float(max_norm) / (norm + 1e-6))
         _C.scale_tensors(grads, factor / self._scale)
         self._found[id(optimizer)] = self._agree(math.isfinite(norm), grads)

@@ -3,7 +3,7 @@
 from pydist import _C
 from pydist._dtypes import finfo
 from pydist._grad_mode import no_grad
-from pydist.optim._fused import SteppedOptimizer
+from pydist.optim._fused import SteppedOptimizer, count_more, number
 
 
 class Adafactor(SteppedOptimizer):
@@ -65,14 +65,14 @@ class Adafactor(SteppedOptimizer):
     def _update(self, group, param, grad):
         state, lr, (eps1, eps2) = self.state[param], float(group["lr"]), group["eps"]
         if not state:
-            state["step"] = 0
+            state["step"] = number(0)
             if grad.dim() > 1:
                 state["row_var"] = grad.new_zeros((*grad.shape[:-1], 1))
                 state["col_var"] = grad.new_zeros((*grad.shape[:-2], 1, grad.shape[-1]))
             else:
                 state["variance"] = _C.zeros_like(grad)
-        state["step"] += 1
-        rate = state["step"] ** group["beta2_decay"]
+        count = count_more(state)
+        rate = count ** group["beta2_decay"]
         eps1 = finfo(param.dtype).eps if eps1 is None else eps1
         size = max(eps2, param.norm().item() / param.numel() ** 0.5)
         if group["weight_decay"]:
@@ -87,4 +87,4 @@ class Adafactor(SteppedOptimizer):
             variance = state["variance"].lerp_(squares, rate)
         update = variance.clamp(min=eps1 * eps1).rsqrt().mul_(grad)
         clip = max(1.0, update.norm().item() / (update.numel() ** 0.5 * group["d"]))
-        param.add_(update, alpha=-size * min(lr, state["step"] ** -0.5) / clip)
+        param.add_(update, alpha=-size * min(lr, count**-0.5) / clip)

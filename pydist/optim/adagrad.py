@@ -1,7 +1,7 @@
 """Adagrad."""
 
 from pydist import _C
-from pydist.optim._fused import FusedOptimizer, check_options
+from pydist.optim._fused import FusedOptimizer, check_options, number
 
 
 class Adagrad(FusedOptimizer):
@@ -55,7 +55,10 @@ class Adagrad(FusedOptimizer):
         """As in PyTorch, this optimizer makes its state at once, not in the first step."""
         super().add_param_group(param_group)
         for param in param_group["params"]:
-            self.state[param] = {"step": 0, "sum": self._new_state(param_group, "sum", param)}
+            self.state[param] = {
+                "step": number(0, param_group["fused"]),
+                "sum": self._new_state(param_group, "sum", param),
+            }
 
     def _state_names(self, group):
         return ("sum",)

@@ -81,6 +81,7 @@ class Adam(FusedOptimizer):
             decoupled=group["decoupled_weight_decay"],
             maximize=group["maximize"],
             chance=chance(group, batch.count + 1),
+            numbers=batch.elements,
             on_device=batch.on_device,
         )
         batch.advance()

@@ -19,7 +19,7 @@ class ASGD(FusedOptimizer):
     0.7
     """
 
-    _scalars = ("eta", "mu")
+    _numbers = ("step", "eta", "mu")
 
     def __init__(
         self,

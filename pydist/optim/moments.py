@@ -41,7 +41,7 @@ class NAdam(_Moments):
     0.47
     """
 
-    _scalars = ("mu_product",)
+    _numbers = ("step", "mu_product")
 
     def __init__(
         self,

@@ -24,6 +24,9 @@ class Muon(SteppedOptimizer):
     """p = (1 - lr * weight_decay) * p - r * lr * O, for matrices. O is the orthogonalised momentum m + (1 - momentum) *
     (g - m); with nesterov it is g + momentum * (m - g), orthogonalised (Jordan et al., 2024).
 
+    Sharded matrices (DTensors, as of fully_shard) get the bits that whole ones get: all ranks of their mesh gather each
+    matrix's momentum and orthogonalise it. Cost: one all_gather of a matrix, for each of them.
+
     adjust_lr_fn: r = sqrt(max(1, rows / columns)) ("original", the default) or 0.2 * sqrt(max(rows, columns))
     ("match_rms_adamw"). Raises ValueError for parameters that are not matrices and for options out of range.
     """
@@ -93,5 +96,9 @@ class Muon(SteppedOptimizer):
             scale = 0.2 * math.sqrt(max(rows, columns))
             if group["adjust_lr_fn"] != "match_rms_adamw":
                 scale = math.sqrt(max(1, rows / columns))
-            step = orthogonal(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
-            param.mul_(1 - lr * group["weight_decay"]).add_(step.to(param.dtype), alpha=-lr * scale)
+            spec = _C.spread_of(update)
+            matrix = update if spec is None else update.full_tensor()
+            step = orthogonal(matrix, group["ns_coefficients"], group["ns_steps"], group["eps"]).to(param.dtype)
+            if spec is not None:
+                step = _C.empty_like(param).copy_(step)  # this rank's part of it
+            param.mul_(1 - lr * group["weight_decay"]).add_(step, alpha=-lr * scale)

@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from copy import deepcopy
@@ -54,6 +55,21 @@ def _whole(step):
     return wrapper
 
 
+_known = weakref.WeakValueDictionary()  # id: each optimizer that is there, in the order in which they were made
+
+
+def optimizers_of(params):
+    """The optimizers that have any of these parameters, in the order in which they were made."""
+    wanted = {id(param) for param in params}
+    found = [optimizer for ref in _known.valuerefs() if (optimizer := ref()) is not None]
+    return [one for one in found if any(id(p) in wanted for group in one.param_groups for p in group["params"])]
+
+
+def options_of(group):
+    """The options of a parameter group."""
+    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
+
+
 class Optimizer:
     """Base class of all optimizers. Subclasses define `step`.
 
@@ -85,6 +101,7 @@ class Optimizer:
             self.add_param_group(group)
 
     _is_stepping = False
+    _numbers = ("step",)  # what a parameter's state has beside tensors like the parameter
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -112,6 +129,7 @@ class Optimizer:
     def _make_private(self):
         """Makes the attributes that are neither saved nor copied."""
         self._step_pre_hooks, self._step_post_hooks = OrderedDict(), OrderedDict()
+        _known[id(self)] = self
 
     def __getstate__(self):
         return {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
@@ -204,7 +222,7 @@ class Optimizer:
 
     def load_state_dict(self, state_dict):
         """Takes the options and the state. The state is copied to its parameters' devices; floating tensors are cast
-        to their dtype.
+        to their dtype, but not step counts, which stay on the CPU.
 
         Raises ValueError if the number of groups, or the number of parameters in a group, differs.
         """
@@ -226,23 +244,23 @@ class Optimizer:
         state = defaultdict(dict)
         for key, value in state_dict["state"].items():
             if key in param_of:
-                state[param_of[key]] = _copied(value, param_of[key])
+                state[param_of[key]] = _copied(value, param_of[key], self._numbers)
             else:
                 state[key] = value
         self.__dict__.update(state=state, param_groups=saved)
 
 
-def _copied(value, param, key=None):
-    """A copy of one parameter's saved state. The step count and other numbers become plain numbers."""
+def _copied(value, param, numbers, key=None):
+    """A copy of one parameter's saved state. `numbers`: the keys of those, such as the step count."""
     if isinstance(value, _C.Tensor):
-        if key in ("step", "mu_product", "eta", "mu"):
-            return int(value.item()) if key == "step" else float(value.item())
+        if key in numbers:
+            return value.to("cpu", copy=True)
         dtype = param.dtype if value.is_floating_point() else value.dtype
         if _C.spread_of(param) is not None and _C.spread_of(value) is None and value.shape == param.shape:
             return _C.empty_like(param, dtype=dtype).copy_(value)  # this rank's part of it
         return value.to(param.device, dtype, copy=True)
     if isinstance(value, dict):
-        return {k: _copied(v, param, k) for k, v in value.items()}
+        return {k: _copied(v, param, numbers, k) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_copied(v, param) for v in value)
+        return type(value)(_copied(v, param, numbers) for v in value)
     return value

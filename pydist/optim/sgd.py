@@ -57,6 +57,8 @@ class SGD(FusedOptimizer):
         )
         super().__init__(params, defaults)
 
+    _numbers = ()
+
     def _state_names(self, group):
         return ("momentum_buffer",) if group["momentum"] else ()
 
@@ -102,6 +104,7 @@ class SGD(FusedOptimizer):
             maximize=group["maximize"],
             first=batch.count == 0,
             chance=chance(group, group.get("rounding_step", 0)),
+            numbers=batch.elements,
             on_device=batch.on_device,
         )
         if momentum and batch.count == 0:

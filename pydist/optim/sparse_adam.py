@@ -27,6 +27,8 @@ class SparseAdam(SteppedOptimizer):
         check_betas(betas)
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, maximize=maximize))
 
+    _numbers = ()
+
     @no_grad()
     def _step_group(self, index, group):
         (beta1, beta2), lr = group["betas"], float(group["lr"])
@@ -37,7 +39,7 @@ class SparseAdam(SteppedOptimizer):
             state = self.state[param]
             if not state:
                 state.update(step=0, exp_avg=_C.zeros_like(param), exp_avg_sq=_C.zeros_like(param))
-            state["step"] += 1
+            count = state["step"] = int(state["step"]) + 1  # an int, as in PyTorch
             wholes = [t.reshape(1) if t.dim() == 0 else t for t in (grad, state["exp_avg"], state["exp_avg_sq"], param)]
             rows = (wholes[0] != 0).reshape(wholes[0].shape[0], -1).any(1).nonzero().flatten()
             if not rows.numel():
@@ -45,7 +47,7 @@ class SparseAdam(SteppedOptimizer):
             g, mean, square, old = (whole[rows] for whole in wholes)
             g = -g if group["maximize"] else g
             mean, square = mean.lerp(g, 1 - beta1), square.lerp(g * g, 1 - beta2)
-            root = (1 - beta2 ** state["step"]) ** 0.5
-            step = mean / (square.sqrt() + group["eps"]) * (-lr * root / (1 - beta1 ** state["step"]))
+            root = (1 - beta2**count) ** 0.5
+            step = mean / (square.sqrt() + group["eps"]) * (-lr * root / (1 - beta1**count))
             for whole, new in zip(wholes[1:], (mean, square, old + step)):
                 whole[rows] = new

@@ -310,16 +310,16 @@ def tree_is_leaf(tree, is_leaf=None):
 def tree_flatten(tree, is_leaf=None):
     """(leaves, TreeSpec). `is_leaf(object)` may say that further objects are leaves."""
     leaves = []
+    return leaves, _spec(tree, is_leaf, leaves)
 
-    def spec(tree):
-        node = _node(tree, is_leaf)
-        if node is None:
-            leaves.append(tree)
-            return TreeSpec()
-        children, context = node.flatten_fn(tree)
-        return TreeSpec(node.type, context, [spec(child) for child in children])
 
-    return leaves, spec(tree)
+def _spec(tree, is_leaf, leaves):
+    node = _node(tree, is_leaf)
+    if node is None:
+        leaves.append(tree)
+        return TreeSpec()
+    children, context = node.flatten_fn(tree)
+    return TreeSpec(node.type, context, [_spec(child, is_leaf, leaves) for child in children])
 
 
 def tree_flatten_with_path(tree, is_leaf=None):
@@ -330,22 +330,22 @@ def tree_flatten_with_path(tree, is_leaf=None):
     [((MappingKey(key='a'), SequenceKey(idx=0)), 7)]
     """
     found = []
-
-    def visit(tree, path):
-        node = _node(tree, is_leaf)
-        if node is None:
-            found.append((path, tree))
-            return
-        if node.flatten_with_keys_fn is None:
-            raise ValueError(
-                f"tree_flatten_with_path: {node.type.__name__} has no flatten_with_keys_fn (expected it from "
-                "register_pytree_node)"
-            )
-        for key, child in node.flatten_with_keys_fn(tree)[0]:
-            visit(child, (*path, key))
-
-    visit(tree, ())
+    _find_with_path(tree, (), is_leaf, found)
     return found, tree_structure(tree, is_leaf)
+
+
+def _find_with_path(tree, path, is_leaf, found):
+    node = _node(tree, is_leaf)
+    if node is None:
+        found.append((path, tree))
+        return
+    if node.flatten_with_keys_fn is None:
+        raise ValueError(
+            f"tree_flatten_with_path: {node.type.__name__} has no flatten_with_keys_fn (expected it from "
+            "register_pytree_node)"
+        )
+    for key, child in node.flatten_with_keys_fn(tree)[0]:
+        _find_with_path(child, (*path, key), is_leaf, found)
 
 
 def tree_leaves_with_path(tree, is_leaf=None):

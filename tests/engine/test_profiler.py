@@ -14,7 +14,9 @@ import pytest
 
 import pydist
 from pydist import _C, nn
+from pydist import distributed as dist
 from pydist.autograd.profiler_legacy import profile as legacy_profile
+from pydist.distributed.fsdp import fully_shard
 from pydist.nn import functional as F
 from pydist.profiler import (
     ProfilerAction,
@@ -25,6 +27,7 @@ from pydist.profiler import (
     schedule,
     tensorboard_trace_handler,
 )
+from pydist.testing import run_ranks
 
 
 def step():
@@ -378,6 +381,43 @@ def test_ranks_have_lanes_of_their_own(tmp_path):
         for r in (0, 1)
     ]
     assert max(s[0] for s in spans) < min(s[1] for s in spans)  # the same moment on both
+
+
+def test_what_sharded_models_do():
+    """A reduction reads each rank's gradients and writes the sum, a step is a collective, and a forward waits for a rank
+    that has not ended its step or its edit."""
+
+    def work(rank):
+        model = fully_shard(nn.Linear(64, 64, bias=False))
+        optimizer = pydist.optim.SGD(model.parameters(), lr=0.1)
+        for delay in (0.01, 0.1, 1, 10):  # s that the edit of rank 0 takes, in vain if rank 1 comes later
+            with profile() if rank else contextlib.nullcontext() as prof:
+                with pydist.no_grad():
+                    model.weight.fill_(1)
+                time.sleep(0 if rank else delay)
+                model(pydist.ones(2, 64)).sum().backward()
+                optimizer.step()
+            found = {event.name: event for event in prof.events()} if rank else {}
+            done = pydist.tensor("fully_shard: wait" in found)
+            dist.all_reduce(done, dist.ReduceOp.MAX)
+            if done:
+                return found
+        return found
+
+    (_, found) = run_ranks(2, work)
+    assert {"fully_shard: wait", "fully_shard: reduce", "write_shards", "reduce_unit"} <= set(found)
+
+
+def test_what_gathered_units_do(monkeypatch):
+    monkeypatch.setenv("PYDIST_FSDP", "private")
+
+    def work(rank):
+        model = fully_shard(nn.Linear(64, 64, bias=False))
+        with profile() if rank else contextlib.nullcontext() as prof:
+            model(pydist.ones(2, 64)).sum().backward()
+        return {event.name for event in prof.events()} if rank else set()
+
+    assert "fully_shard: unshard" in run_ranks(2, work)[1]
 
 
 def test_older_names():

@@ -32,7 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import pydist
-from lib import shard_sums, sharded
+from lib import shard_sums, sharded, sharded_models
 from pydist import _C, nn
 from pydist import distributed as dist
 from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -41,6 +41,7 @@ from pydist.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
     batched_powerSGD_hook,
     powerSGD_hook,
 )
+from pydist.distributed.fsdp import MixedPrecisionPolicy
 
 EMULATED = "FAKE_NCCL_FOLDER" in os.environ
 FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -429,6 +430,34 @@ class Net(nn.Module):
     def forward(self, x, whole):
         x = self.first(x)
         return self.last(x) if whole else x
+
+
+def fully_shard(replicas="", low="", start=""):
+    """Training of sharded parameters on the GPU, whose wholes are gathered into windows, next to DistributedDataParallel on
+    the CPU."""
+    mesh, size = None, dist.get_world_size()
+    if replicas:
+        mesh = dist.init_device_mesh("cuda", (2, size // 2), mesh_dim_names=("replicate", "shard"))
+    policy = {"mp_policy": MixedPrecisionPolicy(pydist.bfloat16, pydist.float32)} if low else {}
+    near = 5e-2 if low else 1e-4
+    losses, params, _ = sharded_models.reference("SGD", parts=2)
+    if start == "meta":
+        with pydist.device("meta"):
+            model = sharded_models.Gpt()
+        mesh = dist.init_device_mesh("cuda", (size,))
+        model = sharded_models.sharded(model, mesh=mesh).to_empty(device="cuda")
+        model.load_state_dict(sharded_models.gpt().cuda().state_dict())
+    else:
+        model = sharded_models.sharded(sharded_models.gpt().cuda(), mesh=mesh, **policy)
+    got, _ = sharded_models.train(model, model.parameters(), "SGD", parts=2, device="cuda", sync=lambda m, on: None)
+    assert max(abs(a - b) for a, b in zip(got, losses, strict=True)) < near, (got, losses)
+    for name, p in model.named_parameters():
+        assert p.to_local().is_cuda, name
+        apart = (p.detach().full_tensor().cpu() - params[name]).abs().max().item() if p.numel() else 0
+        assert apart < near, (name, apart)
+    kinds = {block._fsdp.unit.kind for block in model.blocks}
+    assert kinds == {"alone" if replicas and size == 2 else "gathered"}, kinds
+    return "same"
 
 
 def ddp():

@@ -149,7 +149,7 @@ def test_activation_checkpoints_are_the_cpus(policy):
     more = {} if policy is None else {"context_fn": lambda: checkpoint.create_selective_checkpoint_contexts(keep)}
 
     def run(device):
-        x = pydist.linspace(-1, 1, 9, device=device).view(3, 3).requires_grad_()
+        x = pydist.linspace(-1, 1, 9, dtype=pydist.float64, device=device).view(3, 3).requires_grad_()
         y = checkpoint.checkpoint(lambda x: ((x @ x).exp() @ x.t()).sin(), x, use_reentrant=False, **more)
         y.sum().backward()
         return [y, x.grad]

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+import pydist
 from lib.processes import start
 from pydist import _C, doctor
 from pydist._doctor import attach, calls
@@ -128,6 +129,25 @@ def test_small_or_missing_shm(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     small = next(doctor.memory_findings(str(tmp_path)))
     assert small.severity == "warning" and "MiB left" in small.text and "--shm-size" in small.text
+
+
+def test_memory_of_wholes(monkeypatch):
+    monkeypatch.setattr(doctor, "_in_huge_pages", lambda: 2 << 20)
+    assert [(f.severity, f.check) for f in doctor.whole_findings()] == [("ok", "memory files"), ("ok", "huge pages")]
+    monkeypatch.setattr(doctor, "_in_huge_pages", lambda: 0)
+    assert "gives none for memory that ranks share" in list(doctor.whole_findings())[1].text
+    code, lines = verdict(preexec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, resource.RLIM_INFINITY)))
+    assert code == 0 and lines[0].startswith("warning: memory files: files may have 8 MiB (ulimit -f)")
+    assert lines[1].startswith(
+        "warning: huge pages: not known: shared memory: cannot size and seal the memory file of 16777216"
+    )
+
+
+def test_huge_pages_are_counted():
+    """As many as the memory has that was asked for, or none where Linux gives none."""
+    before = doctor._in_huge_pages()
+    kept = pydist.empty(4 << 20, device="cpu").share_memory_()
+    assert doctor._in_huge_pages() - before in (0, kept.numel() * 4)
 
 
 def test_comparison():

@@ -13,6 +13,7 @@ RULES = {
     "Adagrad": lambda params: optim.Adagrad(params, lr=0.05),
     "Lion": lambda params: optim.Lion(params, lr=0.01, weight_decay=0.1),
     "LAMB": lambda params: optim.LAMB(params, lr=0.01, weight_decay=0.1),
+    "Muon": lambda params: optim.Muon([p for p in params if p.dim() == 2], lr=0.01),
 }
 
 
@@ -69,15 +70,15 @@ def loss_of(model, tokens):
     return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
 
-def train(model, params, rule="AdamW", steps=3, parts=1, sync=None, clip=None):
-    """The losses. sync(model, on): whether the next backward reduces."""
+def train(model, params, rule="AdamW", steps=3, parts=1, sync=None, clip=None, device="cpu"):
+    """The losses, and the optimizer. sync(model, on): whether the next backward reduces."""
     optimizer, losses = RULES[rule](params), []
     for step in range(steps):
         optimizer.zero_grad()
         for part in range(parts):
             if sync is not None:
                 sync(model, part == parts - 1)
-            loss = loss_of(model, batch(step, part)) / parts
+            loss = loss_of(model, batch(step, part).to(device)) / parts
             loss.backward()
             losses.append(loss.item())
         if clip:

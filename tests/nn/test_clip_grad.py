@@ -59,6 +59,24 @@ def test_sums_are_exact(dtype):
     check_sum(-spread(100, dtype, 1)[::3])
 
 
+def test_blocks_that_are_unlike_the_one_before():
+    """Larger, smaller, of other spreads, zeros, infinite, shorter: a block is first taken for one like the last."""
+    rng = random.Random(3)
+    scales = [1, 1, 2, 4, 300, 0.5, 1e-3, 0, 0, 1e-44, 1e-30, 1e30, 2e37, 1e-3, 1, 7]
+    for dtype in (pydist.float32, pydist.bfloat16):
+        blocks = [spread(1024, dtype, i, 0) * scale for i, scale in enumerate(scales)]
+        for at in (3, 5, 8):
+            blocks[at][17] *= 2.0**-30  # needs more than one cut
+        for _ in range(8):
+            rng.shuffle(blocks)
+            check_sum(pydist.cat([*blocks, spread(rng.randrange(1024), dtype, 1, 0)]))
+    for bad, place in ((math.inf, INF), (math.nan, NAN)):
+        t = pydist.cat([spread(3 * 1024, pydist.float32, 1, 0), pydist.tensor([bad]), pydist.ones(4000)])
+        bins = _C.exact_squares([t]).tolist()
+        assert bins[place] == 1 and bins[NAN + INF - place] == 0
+        assert in_digits(bins) == exactly(t[t.isfinite()])
+
+
 def test_the_smallest_and_the_largest():
     check_sum(pydist.tensor([2.0**-149, 1e-40, 3.4e38, 3.4e38]))
     for values in ([5e-324], [5e-324, 1e-310, 3.0], [1e308, -1.1e308], [1e200] * 3000, [1e-200] * 3000):

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import re
 import warnings
 
@@ -69,10 +70,12 @@ def build(nn, dtype):
 
 @pytest.fixture
 def double(torch):
-    """PyTorch keeps some numbers of the state in its default dtype."""
-    torch.set_default_dtype(torch.float64)
+    """Optimizers keep some numbers of the state in float64 if it is the default dtype."""
+    for lib in (torch, pydist):
+        lib.set_default_dtype(lib.float64)
     yield
-    torch.set_default_dtype(torch.float32)
+    for lib in (torch, pydist):
+        lib.set_default_dtype(lib.float32)
 
 
 @pytest.mark.parametrize("kind, options", VARIANTS, ids=IDS)
@@ -198,6 +201,14 @@ def test_gradients_of_any_order_are_clipped_unscaled_and_zeroed(torch):
     assert repeats.tolist() == [-3] * 4
 
 
+def forms(state):
+    """What each entry of a state is: its dtype, shape and device, or its type."""
+    return [
+        (k, str(v.dtype).split(".")[1], tuple(v.shape), str(v.device)) if hasattr(v, "dtype") else (k, type(v))
+        for k, v in state.items()
+    ]
+
+
 @pytest.mark.parametrize("kind, options", VARIANTS, ids=IDS)
 def test_missing_gradients_and_state_parity(torch, double, kind, options):
     """Parameters that sometimes have no gradient; dictionaries that each side loads from the other."""
@@ -225,7 +236,7 @@ def test_missing_gradients_and_state_parity(torch, double, kind, options):
     check()
     a, b = opt_ours.state_dict(), opt_theirs.state_dict()
     assert a["param_groups"] == b["param_groups"] and list(a["param_groups"][0]) == list(b["param_groups"][0])
-    assert {i: set(s) for i, s in a["state"].items()} == {i: set(s) for i, s in b["state"].items()}
+    assert {i: forms(s) for i, s in a["state"].items()} == {i: forms(s) for i, s in b["state"].items()}
     assert repr(opt_ours) == repr(opt_theirs)
     to_ours = {
         i: {k: from_torch(v) if isinstance(v, torch.Tensor) else v for k, v in s.items()} for i, s in b["state"].items()
@@ -240,6 +251,77 @@ def test_missing_gradients_and_state_parity(torch, double, kind, options):
     opt_theirs.load_state_dict({"state": to_theirs, "param_groups": a["param_groups"]})
     steps(5)
     check()
+
+
+COUNTING = {kind: options for kind, options in reversed(VARIANTS) if kind != "SGD"}
+
+
+@pytest.mark.parametrize("kind", [*COUNTING, "Lion", "LAMB"])
+def test_step_counts_are_tensors(torch, kind):
+    """Of float32 on the CPU, in the state and its dictionaries, as PyTorch's are; and saved numbers of any kind load."""
+    options, home = COUNTING.get(kind, {}), torch if kind in COUNTING else pydist
+    ours, theirs = ([lib.nn.Parameter(lib.ones(2, 3)) for _ in range(3)] for lib in (pydist, home))
+
+    def steps(made, params, count=2):
+        for step in range(count):
+            for i, p in enumerate(params):  # two parameters have made fewer steps than the third
+                p.grad = None if step == i == 1 else p.detach() * 0 + 0.5 + i
+            made.step()
+
+    mine, torchs = (getattr(lib.optim, kind)(p, **options) for lib, p in ((pydist, ours), (home, theirs)))
+    steps(mine, ours)
+    steps(torchs, theirs)
+    assert [forms(s) for s in mine.state_dict()["state"].values()] == [forms(s) for s in torchs.state.values()]
+    assert [mine.state[p]["step"].cpu().item() for p in ours] == [2.0, 1.0, 2.0]
+    for count in (
+        int,
+        float,
+        pydist.tensor,
+        lambda n: pydist.tensor([n]),
+        lambda n: pydist.tensor(n, dtype=pydist.int64),
+    ):
+        saved = copy.deepcopy(mine.state_dict())
+        for state in saved["state"].values():
+            state["step"] = count(int(state["step"]))
+            state.update((name, float(state[name])) for name in ("eta", "mu", "mu_product") if name in state)
+        copies = [nn.Parameter(p.detach().clone()) for p in ours]
+        other = getattr(optim, kind)(copies, **options)
+        other.load_state_dict(saved)
+        assert all(isinstance(state["step"], pydist.Tensor) for state in other.state.values())
+        steps(other, copies, 1)
+        assert [forms(s) for s in other.state.values()] == [forms(s) for s in torchs.state.values()]
+        assert [other.state[p]["step"].item() for p in copies] == [3.0, 2.0, 3.0]
+        changed = copy.deepcopy(mine)
+        changed.__setstate__({**mine.__getstate__(), "state": {p: dict(mine.state[p], step=5) for p in ours}})
+        assert [changed.state[p]["step"].item() for p in ours] == [5.0] * 3
+    alone = pickle.loads(pickle.dumps(mine.state_dict()["state"][0]["step"]))
+    assert alone.shape == () and alone.item() == 2 and alone.dtype == pydist.float32
+
+
+@pytest.mark.parametrize("how", ["in place", "another tensor", "a number", "removed"])
+@pytest.mark.parametrize("kind", ["Adam", "NAdam", "ASGD", "Adagrad", "LAMB"])
+def test_step_counts_that_a_user_sets(kind, how):
+    """One parameter's count is set to 0 by hand: its next step is that of count 1, and the other's is not."""
+    params = [parameter([1.0, 2.0]) for _ in range(3)]
+    made = getattr(optim, kind)(params[:2], lr=0.5), getattr(optim, kind)(params[2:], lr=0.5)
+    for step in range(3):
+        for p in params:
+            p.grad = pydist.tensor([1.0, step], dtype=pydist.float64)
+        if step == 2:  # the reference has had no steps: its state is new, but for what counts no steps
+            state, reference = made[0].state[params[0]], made[1].state[params[2]]
+            if how == "in place":
+                state["step"].zero_()
+            elif how == "removed" and kind != "LAMB":
+                del state["step"]
+            else:
+                state["step"] = 0 if how == "a number" else pydist.tensor(0.0)
+            made[1].load_state_dict({**made[1].state_dict(), "state": {0: {**reference, "step": 0}}})
+        for optimizer in made:
+            optimizer.step()
+    assert params[0].tolist() == params[2].tolist()
+    if kind not in ("ASGD", "Adagrad"):  # whose first steps do not depend on the count
+        assert params[0].tolist() != params[1].tolist()
+    assert [made[i].state[p]["step"].item() for i, p in ((0, params[0]), (0, params[1]), (1, params[2]))] == [1, 3, 1]
 
 
 @pytest.mark.parametrize(

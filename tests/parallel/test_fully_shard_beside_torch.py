@@ -5,13 +5,15 @@ import pytest
 from lib.processes import run_beside
 
 PROGRAM = """
-import json, sys
+import contextlib, json, sys
 import {library} as torch
 import {library}.distributed as dist
 from {library} import nn
 from {library}.nn import functional as F
+from {library}.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from {library}.distributed.device_mesh import init_device_mesh
-from {library}.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from {library}.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from {library}.distributed.fsdp.wrap import ModuleWrapPolicy
 from {library}.utils.checkpoint import checkpoint
 
 torch.set_num_threads(1)
@@ -86,6 +88,9 @@ class Uneven(nn.Sequential):
 MODELS = {{"gpt": Gpt, "again": lambda: Gpt(True), "conv": Conv, "mlp": Mlp, "uneven": Uneven}}
 
 
+RULES = {{"AdamW": lambda p: torch.optim.AdamW(p, lr=0.01), "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)}}
+
+
 def made(name, dtype):
     model = MODELS[name]().to(dtype)
     with torch.no_grad():
@@ -98,8 +103,19 @@ def whole(model):
     return {{n: p.full_tensor().detach().flatten().tolist() for n, p in sorted(model.named_parameters())}}
 
 
+def load(file, model, rule):
+    parts, options = torch.load(file, weights_only=True), StateDictOptions(full_state_dict=True)
+    set_state_dict(model, rule, model_state_dict=parts[0], optim_state_dict=parts[1], options=options)
+
+
+def save(file, model, rule):
+    parts = get_state_dict(model, rule, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank == 0:
+        torch.save(list(parts), file)
+
+
 def run(model, optimizer="AdamW", steps=20, accumulate=1, sync=True, clip=None, reshard=True, replicas=1, low=False,
-        dtype="float64"):
+        dtype="float64", before=None, after=None):
     options = {{}}
     dtype = getattr(torch, dtype)
     if replicas > 1:
@@ -110,8 +126,9 @@ def run(model, optimizer="AdamW", steps=20, accumulate=1, sync=True, clip=None, 
     for unit in model.units():
         fully_shard(unit, reshard_after_forward=reshard, **options)
     fully_shard(model, reshard_after_forward=reshard, **options)
-    rules = {{"AdamW": lambda p: torch.optim.AdamW(p, lr=0.01), "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)}}
-    rule = rules[optimizer](model.parameters())
+    rule = RULES[optimizer](model.parameters())
+    if before:
+        load(before, model, rule)
     losses, norms = [], []
     for step in range(steps):
         for k in range(accumulate):
@@ -126,6 +143,8 @@ def run(model, optimizer="AdamW", steps=20, accumulate=1, sync=True, clip=None, 
             norms.append(float(norm.full_tensor()) if hasattr(norm, "full_tensor") else float(norm))
         rule.step()
         rule.zero_grad()
+    if after:
+        save(after, model, rule)
     state = {{n: [list(t.shape), list(t.to_local().shape), [str(p) for p in t.placements]] for n, t in model.state_dict().items()}}
     moments = {{
         n: {{k: v.full_tensor().flatten().tolist() for k, v in sorted(rule.state[p].items()) if hasattr(v, "full_tensor")}}
@@ -134,7 +153,31 @@ def run(model, optimizer="AdamW", steps=20, accumulate=1, sync=True, clip=None, 
     return {{"losses": losses, "norms": norms, "params": whole(model), "state": state, "moments": moments}}
 
 
-results = [run(**row) for row in json.loads(sys.stdin.read())]
+def run_fsdp1(model, strategy, steps=20, accumulate=1, optimizer="AdamW"):
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("r", "s")) if strategy.startswith("hybrid") else None
+    model = FullyShardedDataParallel(
+        made(model, torch.float64), auto_wrap_policy=ModuleWrapPolicy({{Block, nn.Conv2d}}), use_orig_params=True,
+        sharding_strategy=ShardingStrategy[strategy.upper()], device_mesh=mesh, device_id=None if {library!r} == "pydist" else torch.device("cpu"),
+    )
+    rule = RULES[optimizer](model.parameters())
+    losses = []
+    for step in range(steps):
+        for k in range(accumulate):
+            with model.no_sync() if k < accumulate - 1 else contextlib.nullcontext():
+                x = torch.cos(torch.arange(48, dtype=torch.float64) * (step + k / 7 + 1.5 * rank + 1)).view(8, 6)
+                loss = model(x).square().mean()
+                loss.backward()
+            losses.append(loss.item())
+        rule.step()
+        rule.zero_grad()
+    with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+        params = {{
+            n.replace("_fsdp_wrapped_module.", ""): p.detach().flatten().tolist() for n, p in sorted(model.named_parameters())
+        }}
+    return {{"losses": losses, "params": params}}
+
+
+results = [run_fsdp1(**row) if "strategy" in row else run(**row) for row in json.loads(sys.stdin.read())]
 found = [None] * world
 dist.all_gather_object(found, results)
 if rank == 0:
@@ -171,6 +214,9 @@ RUNS = {
         {"model": "mlp", "optimizer": "SGD"},
         {"model": "mlp", "clip": 0.1},
         {"model": "uneven", "reshard": False},
+        {"model": "gpt", "strategy": "full_shard"},
+        {"model": "conv", "strategy": "shard_grad_op", "accumulate": 3, "optimizer": "SGD"},
+        {"model": "gpt", "strategy": "no_shard", "accumulate": 2},
     ],
     3: [{"model": "gpt", "clip": 1.0}, {"model": "uneven"}, {"model": "conv", "optimizer": "SGD"}],
     4: [
@@ -178,6 +224,7 @@ RUNS = {
         {"model": "uneven", "accumulate": 2, "sync": False, "steps": 10},
         {"model": "gpt", "replicas": 2, "clip": 1.0, "steps": 10},
         {"model": "mlp", "replicas": 2, "steps": 10},
+        {"model": "gpt", "strategy": "hybrid_shard", "steps": 10},
     ],
 }
 
@@ -190,6 +237,54 @@ def test_twenty_steps(world):
     for row, (a, b) in enumerate(zip(zip(*theirs), zip(*ours), strict=True)):
         for rank, (x, y) in enumerate(zip(a, b, strict=True)):
             assert_near(x, y, 1e-9, f"run {RUNS[world][row]} rank {rank} ")
+
+
+def whole_state(file):
+    """What a file of `save` has, by path: bytes of tensors, other values as they are."""
+    torch = pytest.importorskip("torch")
+    found = {}
+
+    def walk(value, path):
+        if isinstance(value, torch.Tensor):
+            found[path] = (str(value.dtype), tuple(value.shape), value.numpy().tobytes())
+        elif isinstance(value, dict):
+            for key in value:
+                walk(value[key], f"{path}.{key}")
+        elif isinstance(value, (list, tuple)):
+            for i, item in enumerate(value):
+                walk(item, f"{path}[{i}]")
+        else:
+            found[path] = value
+
+    walk(torch.load(file, weights_only=True), "")
+    return found
+
+
+@pytest.mark.parametrize("first, second", [("torch", "pydist"), ("pydist", "torch")])
+def test_full_states_of_the_other_library(tmp_path, first, second):
+    """Models and optimizers that one library has trained and saved whole: the other loads them with another number of
+    ranks, has their bytes, and goes on as the first would have done."""
+    pytest.importorskip("torch")
+    models = [("gpt", "AdamW"), ("conv", "SGD"), ("uneven", "AdamW")]
+
+    def runs(steps, before, after):
+        def file(name, model):
+            return name and str(tmp_path / f"{name}-{model}.pt")
+
+        return [
+            {"model": m, "optimizer": o, "steps": steps, "before": file(before, m), "after": file(after, m)}
+            for m, o in models
+        ]
+
+    on_ranks(first, 2, runs(3, None, "first"))
+    on_ranks(second, 3, runs(0, "first", "second"))
+    for model, _ in models:
+        want, got = (whole_state(tmp_path / f"{name}-{model}.pt") for name in ("first", "second"))
+        differ = sorted(name for name in want.keys() | got.keys() if want.get(name) != got.get(name))
+        assert not [name for name in differ if ".param_groups" not in name], (model, differ)
+    on = [on_ranks(library, 2, runs(2, "first", None)) for library in (first, second)]
+    for rank, (x, y) in enumerate(zip(*on, strict=True)):
+        assert_near(x, y, 1e-9, f"rank {rank} ")
 
 
 def test_sixteen_bits():

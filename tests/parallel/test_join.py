@@ -1,11 +1,14 @@
-"""Uneven inputs, exact means, accumulation, divergence of replicas, and figures of DistributedDataParallel."""
+"""Uneven inputs, also of sharded models, exact means, accumulation, divergence of replicas, and figures of DistributedDataParallel."""
 
 import pytest
 
 import pydist
+from pydist import distributed as dist
 from pydist import nn
 from pydist.distributed import threads
 from pydist.distributed.algorithms.join import Join, JoinHook, Joinable
+from pydist.distributed.device_mesh import init_device_mesh
+from pydist.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from pydist.nn.parallel import DistributedDataParallel
 
 
@@ -400,3 +403,90 @@ def test_logging_data():
         for figures in (data["last"], data["mean"]):
             assert all(value > 0 for value in figures.values())
             assert figures["exposed"] == pytest.approx(figures["communication"] + figures["wait"])
+
+
+# ---- sharded models
+
+
+def sharded(kind):
+    model = net()
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "FSDP1":
+        model[0] = FullyShardedDataParallel(model[0])
+        return FullyShardedDataParallel(model)
+    fully_shard(model[0])
+    return fully_shard(model)
+
+
+def trained(rank, kind, counts, by_all, clip, parts=1):
+    """The parameters after uneven steps with momentum, clipping and a schedule, and after one even step."""
+    model = sharded(kind)
+    sgd = pydist.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = pydist.optim.lr_scheduler.ExponentialLR(sgd, 0.7)
+
+    def step(number):
+        sgd.zero_grad()
+        for part in range(parts):
+            loss = model(batch(rank, number, size_of(rank, number + part))).square().mean()
+            if kind == "ddp":
+                model.reducer.sync = part == parts - 1
+            else:
+                model.set_requires_gradient_sync(part == parts - 1)
+            loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        sgd.step()
+        schedule.step()
+
+    with Join([model], divide_by_initial_world_size=by_all):
+        for number in range(counts[rank]):
+            if rank == 0:  # forwards of one rank are nobody's business
+                with pydist.no_grad():
+                    model(batch(rank, number)) if kind != "ddp" else None
+            step(number)
+    whole = [p.full_tensor() if kind != "ddp" else p for p in model.parameters()]
+    rate = sgd.param_groups[0]["lr"]
+    model.zero_grad()
+    model(batch(rank, 9)).square().mean().backward()  # afterwards all take part again
+    grads = [p.grad.full_tensor() if kind != "ddp" else p.grad for p in model.parameters()]
+    return [t.detach().clone() for t in (*whole, *grads)], rate
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("kind", ["fully_shard", "FSDP1"])
+def test_sharded_models_have_the_bits_of_ddp(counts, kind):
+    for by_all, clip, parts in ((True, False, 1), (False, True, 1), (True, True, 2)):
+        work = [threads.run(trained, len(counts), k, counts, by_all, clip, parts) for k in ("ddp", kind)]
+        last = counts.index(max(counts))
+        for (expected, _), (got, rate) in zip(*work, strict=True):
+            assert all(map(pydist.equal, got, expected))
+            assert rate == work[1][last][1]  # of ranks without data too, whose schedules stood still
+
+
+def test_sharded_models_that_cannot_be_joined(monkeypatch):
+    def work(rank):
+        model = sharded("fully_shard")
+        with pytest.raises(ValueError, match="a sharded model beside other joinables"):
+            Join([model, sharded("ddp")])
+        model.set_gradient_divide_factor(3)
+        with pytest.raises(ValueError, match="beside set_gradient_divide_factor"):
+            Join([model], divide_by_initial_world_size=False)
+        with pytest.raises(NotImplementedError, match="the model has replicas"):
+            Join([fully_shard(net(), mesh=init_device_mesh("cpu", (2, 1)))])
+        model(batch(rank, 0))
+        with pytest.raises(ValueError, match="a part of a sharded model"):
+            Join([model[0]])
+        monkeypatch.setenv("PYDIST_FSDP", "private")
+        with pytest.raises(NotImplementedError, match="the ranks gather this model's wholes"):
+            Join([sharded("fully_shard")])
+        dist.barrier()
+        monkeypatch.delenv("PYDIST_FSDP", raising=False)
+        dist.barrier()
+        model = sharded("fully_shard")
+        with pytest.raises(RuntimeError, match="ran out of inputs"):
+            with Join([model], throw_on_early_termination=True):
+                for number in range(1 + rank):
+                    model(batch(rank, number)).square().mean().backward()
+
+    threads.run(work, 2)

@@ -124,6 +124,12 @@ static int ranks_per_host(const uint64_t *hosts, int size) {
     return local;
 }
 
+static bool are_together(const uint64_t *hosts, int size) {
+    for (int r = 1; r < size; r++)
+        if (hosts[r] != hosts[0]) return false;
+    return true;
+}
+
 /* Keeps the memory that the ranks of our host share, in addition to the mesh. */
 static pd_status keep_near(pd_group *g) {
     size_t n = (size_t)g->size;
@@ -168,6 +174,7 @@ static pd_status connect_ranks(pd_group *g, const pd_group_options *o) {
     pd_status status = g->transport->alloc(bytes, &g->parts[g->rank]);
     PD_THEN(pd_parts_exchange(g, 0, bytes, g->parts, &placement));
     g->local = status ? 1 : ranks_per_host(placement.hosts, g->size);
+    if (placement.far && are_together(placement.hosts, g->size)) PD_THEN(pd_parts_agree(g, &placement.apart));
     pd_free(placement.hosts);
     PD_TRY(status);
     if (placement.apart || g->kind) PD_TRY(connect_mesh(g, bytes, !placement.far));
@@ -304,6 +311,7 @@ pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out)
         pd_link_listen(link, &g->listener, epoch);
         PD_TRY_TO(fail, connect_ranks(g, o));
         pd_parts_forget(g, 0);
+        pd_parts_forget(g, PD_PARTS_AGREED);
         g->transport->seal(&g->parts[g->rank]);
         if (g->near) g->near_transport->seal(&g->near[g->rank]);
     }
@@ -344,7 +352,8 @@ pd_status pd_group_destroy(pd_group *g) {
         snprintf(e.text, sizeof e.text, "the group was destroyed on this rank");
         pd_group_hear(&g->listener, PD_WEIGHT_GONE, &e);
     }
-    PD_TRY(pd_group_enter(g));
+    if (g->readers) pd_readers_written(g->readers);
+    PD_TRY(pd_group_lock(g)); /* a collector of garbage may call this at any time: sections of other groups go on */
     bool first = !atomic_exchange(&g->destroyed, true);
     if (first && g->first) {
         (void)pd_fail(PD_E_DIST, "the group was destroyed before this collective was done (expected wait() first)");

@@ -168,6 +168,10 @@ int pd_work_source(const pd_work *w); /* of a receive that is done: the sender's
 
 /* Carries queued works on as far as possible without waiting. */
 pd_status pd_group_progress(pd_group *g);
+/* Waits until the GPU's works in the queue are on its stream. NCCL may block a launch until the peers launch the same
+   call, so ranks that use two groups by turns have to launch in one order, whatever peers come first. */
+pd_status pd_group_launch(pd_group *g);
+bool pd_group_is_idle(pd_group *g); /* whether no work is queued */
 /* Waits at most `timeout` seconds; negative: the group's timeout. After PD_E_TIMEOUT of a shorter time, work and group
    go on. */
 pd_status pd_work_wait(pd_work *w, double timeout);

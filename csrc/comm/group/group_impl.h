@@ -177,7 +177,8 @@ pd_status pd_parts_meet(pd_group *g, pd_work *w, bool *again); /* as meet() in r
 pd_status pd_parts_read(pd_group *g, pd_work *w); /* if w->read is set */
 
 /* queue.c */
-pd_status pd_group_enter(pd_group *g);
+pd_status pd_group_enter(pd_group *g); /* also ends the sections of this thread (readers.h) */
+pd_status pd_group_lock(pd_group *g);  /* the same without that */
 void pd_group_leave(pd_group *g);
 pd_status pd_group_submit(pd_work *w, pd_work **out); /* out NULL: runs it to its end; else w is copied */
 
@@ -196,6 +197,9 @@ pd_status pd_parts_publish(pd_group *g, uint32_t id, size_t bytes, const pd_regi
 pd_status pd_parts_attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_t deadline, pd_region *part);
 /* Publishes parts[rank] in the store under (epoch, id), and attaches the parts of ranks on the same host. */
 pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts, pd_placement *placement);
+/* For a group of which some ranks attach by spots, each for itself: *apart becomes true if it is so on any rank. */
+#define PD_PARTS_AGREED UINT32_MAX /* its records' id, which is that of no segment */
+pd_status pd_parts_agree(pd_group *g, bool *apart);
 /* Our part will not come: the others, who wait for it, get this thread's error. */
 void pd_parts_refuse(pd_link *link, uint32_t epoch, uint32_t id, int rank);
 void pd_parts_forget(pd_group *g, uint32_t id); /* once all have attached it: the store drops the handle */

@@ -12,9 +12,8 @@ static uintptr_t self(void) {
 }
 
 /* Never sleeps with the GIL held: the holder of the lock may have to take the GIL before it leaves. */
-pd_status pd_group_enter(pd_group *g) {
+pd_status pd_group_lock(pd_group *g) {
     pd_status status = PD_OK;
-    pd_readers_written_here();
     if (pthread_mutex_trylock(&g->lock)) {
         if (atomic_load(&g->owner) == self())
             return pd_fail(PD_E_RUNTIME,
@@ -30,6 +29,11 @@ pd_status pd_group_enter(pd_group *g) {
     }
     atomic_store_explicit(&g->owner, self(), memory_order_relaxed);
     return PD_OK;
+}
+
+pd_status pd_group_enter(pd_group *g) {
+    pd_readers_written_here();
+    return pd_group_lock(g);
 }
 
 void pd_group_leave(pd_group *g) {
@@ -182,6 +186,35 @@ pd_status pd_group_progress(pd_group *g) {
     if (!status && pd_p2p_used(g) && pd_p2p_pump(g)) status = lose(g);
     pd_group_leave(g);
     return status;
+}
+
+static bool has_launches(const pd_group *g) {
+    const pd_work *w = g->first;
+    while (w && !w->device) w = w->next;
+    return w != NULL;
+}
+
+static pd_status drive_launches(pd_group *g) {
+    for (;;) {
+        PD_TRY(carry_on(g));
+        if (!has_launches(g)) return PD_OK;
+        PD_TRY(await(g, g->first, INT64_MAX));
+    }
+}
+
+pd_status pd_group_launch(pd_group *g) {
+    PD_TRY(pd_group_enter(g));
+    pd_status status = pd_group_check(g);
+    PD_THEN(drive_launches(g));
+    pd_group_leave(g);
+    return status;
+}
+
+bool pd_group_is_idle(pd_group *g) {
+    if (pthread_mutex_trylock(&g->lock)) return false;
+    bool idle = !g->first;
+    pthread_mutex_unlock(&g->lock);
+    return idle;
 }
 
 static bool is_message(const pd_work *w) { return w->id.coll == PD_COLL_SEND || w->id.coll == PD_COLL_RECV; }

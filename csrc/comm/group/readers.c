@@ -10,8 +10,8 @@
 #define NAP_NS 1000000 /* the shortest sleep */
 
 typedef struct pd_readers_line {
-    _Alignas(64) atomic_uint reading, writing, sections, asleep;
-    atomic_uint_fast64_t site;
+    _Alignas(64) atomic_uint sections; /* that this rank has ended */
+    atomic_uint asleep;                /* it may sleep on another rank's word */
 } line;
 
 atomic_int pd_readers_sections;
@@ -46,9 +46,9 @@ void pd_readers_free(pd_readers *r) {
 
 static line *own_line(const pd_readers *r) { return &r->lines[r->group->rank]; }
 
-/* The ranks whose words this rank has waited for may sleep on one of ours. */
-static void store(const pd_readers *r, atomic_uint *word, unsigned value) {
-    atomic_store(word, value);
+static void count_section(const pd_readers *r) {
+    atomic_uint *word = &own_line(r)->sections;
+    atomic_store(word, *word + 1);
     for (int k = 0; k < r->group->size; k++)
         if (__builtin_expect(atomic_load_explicit(&r->lines[k].asleep, memory_order_relaxed), 0)) {
             pd_os_wake(word);
@@ -58,36 +58,26 @@ static void store(const pd_readers *r, atomic_uint *word, unsigned value) {
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
 
-/* The word of a rank that holds this one up, or NULL. */
-typedef atomic_uint *(*find_block)(const pd_readers *r, int rank);
-
-static atomic_uint *writes_or_is_behind(const pd_readers *r, int rank) {
-    line *l = &r->lines[rank];
-    if (atomic_load(&l->writing)) return &l->writing;
-    return (int32_t)(atomic_load(&l->sections) - own_line(r)->sections) < 0 ? &l->sections : NULL;
+/* How many sections a rank has ended more than this one. */
+static int32_t ahead(const pd_readers *r, int rank) {
+    return (int32_t)(atomic_load(&r->lines[rank].sections) - own_line(r)->sections);
 }
 
-static atomic_uint *reads(const pd_readers *r, int rank) {
-    line *l = &r->lines[rank];
-    return atomic_load(&l->reading) ? &l->reading : NULL;
-}
-
-static int blocking_rank(const pd_readers *r, find_block find) {
+static int rank_behind(const pd_readers *r) {
     for (int k = 0; k < r->group->size; k++)
-        if (k != r->group->rank && find(r, k)) return k;
+        if (ahead(r, k) < 0) return k;
     return -1;
 }
 
 typedef struct wait { /* what the straggler's functions see of it is the work */
     pd_work w;
     const pd_readers *r;
-    find_block find;
 } wait;
 
 static bool is_missing(const pd_group *g, const pd_work *w, int rank) {
     const wait *self = (const wait *)(const void *)w;
     (void)g;
-    return self->find(self->r, rank) != NULL;
+    return ahead(self->r, rank) < 0;
 }
 
 static pd_status look(pd_group *g, wait *self, pd_straggler *l, bool *fatal) {
@@ -98,45 +88,48 @@ static pd_status look(pd_group *g, wait *self, pd_straggler *l, bool *fatal) {
     return pd_straggler_look(l, fatal);
 }
 
-static void sleep_on(const pd_readers *r, const wait *self, int64_t ns) {
-    int rank = blocking_rank(r, self->find);
-    atomic_uint *word = rank < 0 ? NULL : self->find(r, rank), *flag = &own_line(r)->asleep;
-    if (!word) return;
+static void sleep_on(const pd_readers *r, int64_t ns) {
+    int rank = rank_behind(r);
+    atomic_uint *word, *flag = &own_line(r)->asleep;
+    if (rank < 0) return;
+    word = &r->lines[rank].sections;
     atomic_store(flag, 1);
     unsigned seen = atomic_load(word);
-    if (self->find(r, rank) == word) pd_os_wait(word, seen, ns < PD_SLICE_NS ? ns : PD_SLICE_NS);
+    if (ahead(r, rank) < 0) pd_os_wait(word, seen, ns < PD_SLICE_NS ? ns : PD_SLICE_NS);
     atomic_store(flag, 0);
 }
 
 static pd_status wait_slowly(pd_readers *r, wait *self, pd_straggler *l, bool *fatal) {
-    while (blocking_rank(r, self->find) >= 0) {
+    while (rank_behind(r) >= 0) {
         if (pd_os_now() - l->start < YIELD_NS) {
             pd_os_yield();
             continue;
         }
         PD_TRY(look(r->group, self, l, fatal));
         int64_t left = pd_straggler_rest(l);
-        sleep_on(r, self, left < NAP_NS ? NAP_NS : left);
+        sleep_on(r, left < NAP_NS ? NAP_NS : left);
     }
     return PD_OK;
 }
 
-/* Waits until no rank holds this one up. A failure other than an interrupt ends the group. */
-static pd_status wait_for(pd_readers *r, pd_collective what, uint64_t site, find_block find) {
+/* Waits until every rank has ended as many sections. A failure other than an interrupt ends the group. */
+static pd_status wait_for_writers(pd_readers *r, uint64_t site) {
     pd_group *g = r->group;
     PD_TRY(pd_group_check(g));
     for (int i = 0; i < SPINS; i++) {
-        if (blocking_rank(r, find) < 0) return PD_OK;
+        if (rank_behind(r) < 0) return PD_OK;
         pd_os_pause();
     }
-    wait self = {.w = {.group = g, .site = site, .id = {.coll = (uint8_t)what}}, .r = r, .find = find};
+    wait self = {.w = {.group = g, .site = site, .id = {.coll = PD_COLL_READ_SHARDS}}, .r = r};
     pd_straggler l = {.g = g, .w = &self.w, .is_missing = is_missing};
     bool fatal = true;
+    const pd_timespan span = pd_timespan_begin();
     void *token = pd_host_release();
     pd_straggler_begin(&l, INT64_MAX);
     pd_status status = wait_slowly(r, &self, &l, &fatal);
     pd_straggler_end(&l);
     pd_host_acquire(token);
+    pd_timespan_end(&span, PD_SPAN_CALL, "fully_shard: wait", 0);
     return status && fatal ? pd_group_fail(g, !atomic_load(&g->abort)) : status;
 }
 
@@ -155,11 +148,11 @@ static void site_text(const pd_readers *r, uint64_t site, char *text, size_t siz
     if (!text[n]) *text = 0;
 }
 
-/* Fails if a rank has begun more sections than this one. */
+/* Fails if a rank has ended more sections than this one. */
 static pd_status check_ahead(const pd_readers *r, uint64_t site) {
     char here[256] = "";
     for (int k = 0; k < r->group->size; k++) {
-        if ((int32_t)(atomic_load(&r->lines[k].sections) - own_line(r)->sections) <= 0) continue;
+        if (ahead(r, k) <= 0) continue;
         site_text(r, site, here, sizeof here);
         return pd_fail(PD_E_RUNTIME,
                        "fully_shard: rank %d has changed its shards, but rank %d, which reads them%s, has not "
@@ -169,22 +162,11 @@ static pd_status check_ahead(const pd_readers *r, uint64_t site) {
     return PD_OK;
 }
 
-static void leave(const pd_readers *r) { store(r, &own_line(r)->reading, 0); }
-
 pd_status pd_readers_begin(pd_readers *r, uint64_t site) {
     if (r->inside++ || !r->lines) return PD_OK;
     pd_readers_written(r);
-    r->met = false;
-    line *own = own_line(r);
-    atomic_store_explicit(&own->site, site, memory_order_relaxed);
-    pd_status status = PD_OK;
-    for (;;) {
-        atomic_store(&own->reading, 1);
-        if (blocking_rank(r, writes_or_is_behind) < 0) break;
-        leave(r);
-        if ((status = wait_for(r, PD_COLL_READ_SHARDS, site, writes_or_is_behind))) break;
-    }
-    if (!status && (status = check_ahead(r, site))) leave(r);
+    pd_status status = wait_for_writers(r, site);
+    PD_THEN(check_ahead(r, site));
     if (status) {
         r->inside--;
         return status;
@@ -193,9 +175,7 @@ pd_status pd_readers_begin(pd_readers *r, uint64_t site) {
     return PD_OK;
 }
 
-void pd_readers_end(pd_readers *r) {
-    if (--r->inside == 0 && r->lines) leave(r);
-}
+void pd_readers_end(pd_readers *r) { r->inside--; }
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
@@ -223,7 +203,7 @@ static void end_section(pd_readers *r) {
     if (r->next) r->next->at = r->at;
     r->open = false;
     pd_readers_sections--;
-    if (r->lines) store(r, &own_line(r)->writing, 0);
+    if (r->lines) count_section(r);
 }
 
 pd_status pd_readers_write(pd_readers *r, const char *op, uint64_t site, bool early) {
@@ -233,17 +213,7 @@ pd_status pd_readers_write(pd_readers *r, const char *op, uint64_t site, bool ea
                        "%s: a shard is written while this rank reads all of them (expected no write in forward, and in "
                        "backward only by a hook of the shard's own gradient)",
                        op);
-    if (!early && !r->met) PD_TRY(pd_group_write_gate(r->group, site));
-    r->met = true;
-    line *own = own_line(r);
-    atomic_store_explicit(&own->site, site, memory_order_relaxed);
-    atomic_store(&own->writing, 1);
-    pd_status status = early ? PD_OK : wait_for(r, PD_COLL_WRITE_SHARDS, site, reads);
-    if (status) {
-        store(r, &own->writing, 0);
-        return status;
-    }
-    store(r, &own->sections, own->sections + 1);
+    if (!early) PD_TRY(pd_group_write_gate(r->group, site));
     enlist(r);
     return PD_OK;
 }

@@ -1,26 +1,20 @@
-/* Who reads common memory (common.h), and who writes it, without a collective.
+/* Who reads common memory (common.h), and who writes it: readers need no collective.
 
    Each rank writes its own part, in sections: from the first write after something else to its end. Each rank reads
-   all of it, between begin and end. Each rank has a line of words, which only it writes:
+   all of it, between begin and end. Each rank has a line, which only it writes, with the number of sections that it has
+   ended.
 
-     reading   it is between begin and end
-     writing   it is in a section
-     sections  how many it has begun
-     site      where its last section or reading began
-
-   A reader stores its own word and then looks at the others': it waits for ranks that write, and for ranks that have
-   begun fewer sections than itself, which will still change what it is about to read. While it waits it is no reader,
-   so writers never wait for waiting readers. A rank that has begun more sections than a reader has changed its part,
-   and the reader has not: an error that names both places. A writer stores its word and waits until nobody reads.
-
-   A rank may read alone: evaluate, generate. So another rank may be about to read the present values when this one
-   begins to write, and nothing of it is to be seen yet. Therefore all ranks meet at a barrier before a section, unless
-   they have met since this rank has read the last time: at the end of a backward that reduces gradients. So the step of
-   an optimizer costs two waits that are usually met, and other edits a barrier; all ranks make them. There is no
-   circle: a writer waits for ranks that have not finished reading, and these wait for nobody's section.
+   A rank that begins to read ends its own section and waits until every other rank has ended as many. A rank that has
+   ended more has changed its part, and the reader has not: an error that names both. Before a section all ranks
+   meet at a barrier. Therefore a rank may read alone at any time (generate, evaluate): until it comes to its own
+   section nobody writes, and after it, it reads what all have written. So the step of an optimizer costs a barrier and
+   a wait that is usually met. There is no circle: at the barrier a rank waits for ranks that have not come as far, and
+   these wait for sections that have been ended before. tests/comm/test_readers_model.py explores all of it.
 
    A section ends when the rank reads, when its thread calls a collective of any group, or by pd_readers_written: the
-   end of an optimizer's step. Without that the others would wait for a rank that waits for them. */
+   end of an optimizer's step. Without that the others would wait for a rank that waits for them. A rank that reads
+   alone in the middle of the others' section may read values of its end; its next write is at a barrier to which they
+   do not come, which is an error on all ranks. */
 #ifndef PD_COMM_READERS_H
 #define PD_COMM_READERS_H
 
@@ -40,8 +34,8 @@ typedef struct pd_readers {
     atomic_int inside;          /* begins that have not ended */
     atomic_bool open;           /* this rank is in a section */
     uint64_t thread;            /* that has opened it */
-    atomic_bool met;            /* all ranks have met since this one has read the last time */
     uint64_t seen;              /* the sum of all ranks' sections when this rank began to read the last time */
+    int units;                  /* how many the group has had: each has a number (parallel/unit.h) */
     pd_readers_client *clients;
     struct pd_readers *next, **at; /* in the list of open ones */
 } pd_readers;
@@ -55,10 +49,8 @@ void pd_readers_free(pd_readers *r); /* the group calls it; NULL is fine */
 pd_status pd_readers_begin(pd_readers *r, uint64_t site);
 void pd_readers_end(pd_readers *r);
 
-/* All ranks have met, and will not read before they have written what this rank will write. */
-static inline void pd_readers_meet(pd_readers *r) { r->met = true; }
-/* Begins a section, unless this rank is in one. early: this rank still reads, but all ranks have finished reading what
-   it will write, so it does not wait. */
+/* Begins a section, unless this rank is in one; all ranks call it together. early: this rank still reads, but all ranks
+   have finished reading what it will write, so it does not wait. */
 pd_status pd_readers_write(pd_readers *r, const char *op, uint64_t site, bool early);
 void pd_readers_written(pd_readers *r); /* ends the section of this rank, if there is one */
 void pd_readers_written_here(void);     /* ends all sections that this thread has opened */

@@ -3,7 +3,8 @@
    The owner allocates it and publishes a record and a handle under "pd:<epoch>.<id>.<rank>". The others attach it, all
    agree that they have, and the record is deleted. A rank that fails publishes the reason in the place of its record,
    so nobody waits for it in vain. Between hosts a segment is private memory, and collectives use slots for it as for
-   any other. */
+   any other. Ranks of one host that are connected to the control server over tcp, which carries no handle, open each
+   other's memory by a spot (memory/transport.h). */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -108,12 +109,27 @@ static pd_status fetch(pd_group *g, uint32_t id, int rank, int64_t deadline, pd_
                    strchr(who, ',') ? "s" : "", who, g->epoch);
 }
 
+/* A wait that was cancelled because the group has failed: the error that says why. A lost link may say it before the
+   group has heard; that error does not name the call. */
+static pd_status cancelled(pd_group *g, uint32_t id, size_t bytes, pd_status status) {
+    const pd_work w = {.group = g, .id = {.coll = PD_COLL_SEGMENT, .scale = (double)bytes}};
+    pd_error e, named;
+    if (!id) return PD_TRAIL(status); /* the group is still being made */
+    pd_error_save(&e);
+    PD_TRY(pd_group_heard(g, &w));
+    named = e;
+    if (status == PD_E_PEER)
+        snprintf(named.text, sizeof named.text, "segment: %.*s", (int)sizeof e.text - 16, e.text);
+    pd_error_restore(&named);
+    return status;
+}
+
 static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_t deadline, pd_region *part,
                         pd_placement *placement) {
     pd_store_reply reply;
     record r = {0};
-    PD_TRY(fetch(g, id, rank, deadline, &reply));
-    pd_status status = PD_OK;
+    pd_status status = fetch(g, id, rank, deadline, &reply);
+    if (status) return cancelled(g, id, bytes, status);
     if (reply.bytes >= sizeof r) memcpy(&r, reply.data, sizeof r);
     if (r.status > PD_OK && r.status < PD_STATUS_COUNT)
         status = pd_fail(PD_E_DIST, "init: rank %d failed: %.*s", pd_group_name(g, rank), (int)(reply.bytes - sizeof r),
@@ -125,9 +141,8 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_
                          pd_group_name(g, rank), pd_group_name(g, g->rank));
     else if (r.host != g->link->host)
         placement->apart = true;
-    else if (r.far) { /* tcp carries no handle: messages, and perhaps shared memory by a spot (group.c) */
-        placement->apart = true;
-        if (!id && g->transport->open) (void)g->transport->open(&r.spot, bytes, part);
+    else if (r.far) { /* tcp carries no handle: shared memory by a spot, or messages (group.c) */
+        placement->apart |= !(!g->mesh && g->transport->open && g->transport->open(&r.spot, bytes, part));
     }
     else if (reply.handle == PD_NO_HANDLE)
         status = pd_fail(PD_E_DIST,
@@ -155,10 +170,27 @@ pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *p
     placement->far = *g->link->here != 0;
     if (placement->hosts) placement->hosts[g->rank] = g->link->host;
     int64_t deadline = pd_os_now() + (id ? g->timeout_ns : g->patience_ns);
-    PD_TRY(pd_parts_publish(g, id, bytes, &parts[g->rank]));
+    pd_status status = pd_parts_publish(g, id, bytes, &parts[g->rank]);
+    if (status) return cancelled(g, id, bytes, status);
     for (int d = 1; d < g->size; d++) {
         int r = (g->rank + d) % g->size;
         PD_TRY(attach(g, id, r, bytes, deadline, &parts[r], placement));
+    }
+    return PD_OK;
+}
+
+pd_status pd_parts_agree(pd_group *g, bool *apart) {
+    pd_store_reply reply;
+    char key[64];
+    record r = {.far = *apart};
+    part_key(key, sizeof key, g->epoch, PD_PARTS_AGREED, g->rank);
+    PD_TRY(pd_store_set(g->link, key, &r, sizeof r));
+    for (int d = 1; d < g->size; d++) {
+        PD_TRY(fetch(g, PD_PARTS_AGREED, (g->rank + d) % g->size, pd_os_now() + g->patience_ns, &reply));
+        memset(&r, 0, sizeof r);
+        if (reply.bytes >= sizeof r) memcpy(&r, reply.data, sizeof r);
+        *apart |= r.far != 0;
+        pd_free(reply.data);
     }
     return PD_OK;
 }
@@ -210,6 +242,10 @@ static pd_status make(pd_group *g, size_t bytes, pd_segment *s, int32_t *all) {
     if (g->size == 1 || g->mesh) return PD_OK; /* with a mesh it is private */
     pd_placement placement = {0};
     status = pd_parts_exchange(g, s->id, s->bytes, s->parts, &placement);
+    for (int r = 0; r < g->size && !status; r++)
+        if (!s->parts[r].ptr)
+            status = pd_fail(PD_E_DIST, "segment: this rank cannot reach the memory of rank %d (expected one host)",
+                             pd_group_name(g, r));
     if (status) pd_parts_refuse(g->link, g->epoch, s->id, g->rank);
     mine = (int32_t)(status == PD_E_PYTHON ? PD_E_DIST : status);
     pd_error_save(&e);

@@ -33,7 +33,7 @@ typedef enum pd_collective {
     PD_COLL_INIT,    /* from here on: all_gathers of the engine itself, under names of their own */
     PD_COLL_SEGMENT,
     PD_COLL_REDUCE_UNIT, /* but this is a barrier; count: gradients of the unit with the number `root` */
-    PD_COLL_WRITE_SHARDS, /* a barrier, and a wait for readers (group/readers.h) */
+    PD_COLL_WRITE_SHARDS, /* the barrier before shards are written (group/readers.h) */
     PD_COLL_SEND,
     PD_COLL_RECV, /* messages, which are not on the board: root is the peer, scale the tag */
     PD_COLL_READ_SHARDS, /* a wait that is not on the board: group/readers.h */

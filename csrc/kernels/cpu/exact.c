@@ -4,12 +4,15 @@
    a double as long as there are few. So the squares of a block, all below 2^top, are cut: adding and subtracting a
    large constant rounds a double to a multiple of some power of two, and what was rounded off is exact, too. One cut is
    enough where no bit of a square is below a second one, 89 bits under the top: no element is smaller than 2^-20 times
-   the block's largest. Otherwise what is left under both cuts is cut again until nothing is left.
+   the block's largest. Otherwise what is left under both cuts is cut again until nothing is left. Sizes are found while
+   a block is cut, as one that is like the one before; if it was not, it is read again.
 
    A double's square is the sum of two doubles, which a fused multiply-add finds; each is cut as above. Doubles whose
    squares may leave the range of doubles, and all where the processor has no such instruction, are squared as
    integers. */
 #include "kernels/exact.h"
+
+#include <limits.h>
 
 #include "kernels/cpu/lib/real.h"
 
@@ -17,10 +20,14 @@ enum {
     BLOCK = 1024,
     FIRST = 44,  /* bits above the first cut: BLOCK / 2 multiples in a lane stay within 2^53 */
     SECOND = 45, /* between both; one more, as what rounding leaves is at most half of the first cut */
-    STEP = 2 * PD_LANES_D,
+    STEP = 2 * PD_LANES_D, /* floats in a vector */
+    AHEAD = 2 * BLOCK,     /* the processor prefetches too little beside so much arithmetic */
+    INFINITE = 0x7f800000, /* the size of an infinite float */
+    NONE = INT_MIN,
 };
 
 typedef uint64_t vbits __attribute__((vector_size(PD_VB)));
+typedef uint32_t vsizes __attribute__((vector_size(PD_VB)));
 
 static double power_of_two(int e) { /* -1022 <= e <= 1023 */
     const uint64_t bits = (uint64_t)(e + 1023) << 52;
@@ -87,44 +94,85 @@ PD_INLINE pd_vd wide_from(const float *x) {
 #endif
 }
 
-/* Adds the squares of n floats, a multiple of STEP, that are below 2^top and need one cut. */
-static void add_cut_once(int64_t *sum, const float *x, int64_t n, int top) {
+PD_INLINE vsizes largest_of(vsizes a, vsizes b) {
+#if defined(__AVX512F__)
+    return (vsizes)_mm512_max_epu32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (vsizes)_mm256_max_epu32((__m256i)a, (__m256i)b);
+#else
+    const vsizes first = (vsizes)(a > b);
+    return (a & first) | (b & ~first);
+#endif
+}
+
+PD_INLINE vsizes least_of(vsizes a, vsizes b) { return ~largest_of(~a, ~b); }
+
+/* The sizes of floats as numbers. least: of those that are not 0, less 1. */
+typedef struct sizes { uint32_t largest, least; } sizes;
+
+/* Every square is below 2^top_of(s) and a multiple of 2^bottom_of(s). */
+PD_INLINE int top_of(sizes s) { return 2 * ((int)(s.largest >> 23) - 126); }
+PD_INLINE int bottom_of(sizes s) {
+    const int exponent = (int)((s.least + 1) >> 23);
+    return 2 * ((exponent ? exponent : 1) - 150);
+}
+
+/* Adds the squares of n floats, a multiple of STEP, if all are below 2^top and need one cut; otherwise returns false
+   and adds nothing. */
+static bool add_cut_once(int64_t *sum, const float *x, int64_t n, int top) {
     const int first = top - FIRST;
     const pd_vd cut = pd_vd_set(1.5 * power_of_two(first + 52));
     pd_vd high = {0}, low = {0}, high2 = {0}, low2 = {0};
+    vsizes largest = {0}, least = ~largest;
     for (int64_t i = 0; i < n; i += STEP) { /* the product within a sum is exact, so fused or not it is the same */
         const pd_vd v = wide_from(x + i), v2 = wide_from(x + i + PD_LANES_D);
         const pd_vd part = pd_vd_fma(v, v, cut) - cut, part2 = pd_vd_fma(v2, v2, cut) - cut;
+        vsizes size;
+        __builtin_prefetch(x + i + AHEAD);
+        memcpy(&size, x + i, sizeof size);
+        size &= 0x7fffffff;
+        largest = largest_of(largest, size), least = least_of(least, size - 1);
         high += part, high2 += part2;
         low += pd_vd_fma(v, v, -part), low2 += pd_vd_fma(v2, v2, -part2);
     }
+    sizes s = {0, UINT32_MAX};
+    for (int l = 0; l < STEP; l++) {
+        s.largest = largest[l] > s.largest ? largest[l] : s.largest;
+        s.least = least[l] < s.least ? least[l] : s.least;
+    }
+    if (!s.largest) return true;
+    if (s.largest >= INFINITE || top_of(s) > top || bottom_of(s) < top - FIRST - SECOND) return false;
     add_lanes(sum, high + high2, first);
     add_lanes(sum, low + low2, first - SECOND);
+    return true;
 }
 
-static void add_floats(int64_t *sum, const float *x, int64_t n) {
+/* *guess: of the block before, if one cut was enough, the power of two above its squares, with some room; else NONE. */
+static void add_floats(int64_t *sum, const float *x, int64_t n, int *guess) {
     typedef uint32_t __attribute__((may_alias)) word;
     const word *bits = (const word *)x;
     double squares[BLOCK];
     float padded[BLOCK];
-    uint32_t largest = 0, least = UINT32_MAX; /* least: of those that are not 0, less 1 */
+    sizes s = {0, UINT32_MAX};
+    if (*guess != NONE && n % STEP == 0 && add_cut_once(sum, x, n, *guess)) return;
+    *guess = NONE;
     for (int64_t i = 0; i < n; i++) {
         const uint32_t size = bits[i] & 0x7fffffff;
-        largest = size > largest ? size : largest;
-        least = size - 1 < least ? size - 1 : least;
+        s.largest = size > s.largest ? size : s.largest;
+        s.least = size - 1 < s.least ? size - 1 : s.least;
     }
-    if (!largest) return;
-    if (largest >= 0x7f800000) {
+    if (!s.largest) return;
+    if (s.largest >= INFINITE) {
         for (int64_t i = 0; i < n; i++) add_square(sum, (double)x[i]);
         return;
     }
-    const int exponent = (int)((least + 1) >> 23), bottom = 2 * ((exponent ? exponent : 1) - 150);
-    const int top = 2 * ((int)(largest >> 23) - 126);
-    if (bottom < top - FIRST - SECOND) {
+    const int top = top_of(s);
+    if (bottom_of(s) < top - FIRST - SECOND) {
         PD_VECTORIZE for (int64_t i = 0; i < n; i++) squares[i] = (double)x[i] * (double)x[i];
         add_doubles(sum, squares, n, top);
         return;
     }
+    *guess = top + 2;
     if (n % STEP) {
         memcpy(padded, x, sizeof *x * (size_t)n);
         while (n % STEP) padded[n++] = 0;
@@ -163,6 +211,7 @@ typedef struct square_job { pd_dtype t; const void *x; int64_t *sum; } square_jo
 
 static void add_range(const square_job *j, int64_t *sum, int64_t begin, int64_t end) {
     float buf[BLOCK];
+    int guess = NONE;
     for (int64_t i = begin; i < end; i += BLOCK) {
         const int64_t n = end - i < BLOCK ? end - i : BLOCK;
         if (j->t == PD_F64) {
@@ -171,7 +220,7 @@ static void add_range(const square_job *j, int64_t *sum, int64_t begin, int64_t 
         }
         for (int64_t k = 0; k < n && j->t != PD_F32; k += PD_TILE)
             load_f32(j->t, j->x, i + k, n - k < PD_TILE ? n - k : PD_TILE, buf + k);
-        add_floats(sum, j->t == PD_F32 ? (const float *)j->x + i : buf, n);
+        add_floats(sum, j->t == PD_F32 ? (const float *)j->x + i : buf, n, &guess);
     }
 }
 

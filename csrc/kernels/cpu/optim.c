@@ -20,16 +20,25 @@ typedef void (*step_fn)(const void *c, const pd_segment_step *part);
 
 typedef uint32_t __attribute__((may_alias)) bits32; /* a float's */
 
-static void put_by_chance(pd_bf16 *out, const float *x, int64_t n, uint64_t index, uint32_t key) {
-    uint16_t *d = (uint16_t *)out;
-    const bits32 *s = (const bits32 *)x;
-    key += (uint32_t)(index >> 32) * 0x85ebca6bu;
+/* Of n elements with numbers from `number` on. */
+static void put_run(uint16_t *d, const bits32 *s, int64_t n, uint64_t number, uint32_t key) {
+    key += (uint32_t)(number >> 32) * 0x85ebca6bu;
     PD_VECTORIZE for (int64_t i = 0; i < n; i++)
-        d[i] = pd_rounded_by(s[i], pd_drawn((uint32_t)index + (uint32_t)i, key));
+        d[i] = pd_rounded_by(s[i], pd_drawn((uint32_t)number + (uint32_t)i, key));
+}
+
+/* Of the n elements from `index` on in their segment. */
+static void put_by_chance(pd_bf16 *out, const float *x, int64_t n, int64_t index, const pd_numbering *drawn,
+                          uint32_t key) {
+    for (int64_t i = 0, k; i < n; i += k) {
+        k = n - i;
+        if (drawn->run && k > drawn->run - (index + i) % drawn->run) k = drawn->run - (index + i) % drawn->run;
+        put_run((uint16_t *)out + i, (const bits32 *)x + i, k, (uint64_t)pd_number_of(drawn, index + i), key);
+    }
 }
 
 /* Runs fn on 16-bit parameters, gradients and states, converted to float a tile at a time. The piece begins at `index`
-   of the concatenation. */
+   of its segment. */
 static void halves(const steps *k, step_fn fn, const pd_segment_step *s, int64_t index) {
     enum { ARRAYS = 5, GRADIENT = 1 };
     float tile[ARRAYS][PD_TILE];
@@ -44,7 +53,7 @@ static void halves(const steps *k, step_fn fn, const pd_segment_step *s, int64_t
             if (!from[a] || a == GRADIENT) continue;
             uint32_t key = (uint32_t)(s->chance ^ (s->chance >> 32)) + (uint32_t)a * 0xc2b2ae35u;
             if (s->chance && k->t == PD_BF16)
-                put_by_chance((pd_bf16 *)from[a] + i, at[a], n, (uint64_t)(index + i), key);
+                put_by_chance((pd_bf16 *)from[a] + i, at[a], n, index + i, &s->drawn, key);
             else put_f32(k->t, from[a], i, n, at[a]);
         }
     }
@@ -63,8 +72,8 @@ static void walk(const steps *k, step_fn fn, int64_t begin, int64_t end) {
             int64_t n = to - from < block ? to - from : block;
 #define AT(p) ((p) ? (char *)(p) + at : NULL)
             pd_segment_step part = {.p = AT(s->p), .g = AT(s->g), .m = AT(s->m), .v = AT(s->v), .w = AT(s->w), .n = n,
-                                    .chance = s->chance};
-            if (size == 2) halves(k, fn, &part, base + from);
+                                    .chance = s->chance, .drawn = s->drawn};
+            if (size == 2) halves(k, fn, &part, from);
             else fn(k->c, &part);
             if (s->low) PD_CASTS[s->low_t][k->t](n, 1.0, (char *const[]){(char *)s->low + from * 2, part.p});
         }

@@ -204,10 +204,11 @@ static int put(pyunit *self, bool wholes) {
     return 0;
 }
 
-static PyObject *enter(PyObject *o, PyObject *unused) {
+static PyObject *enter(PyObject *o, PyObject *keeps) {
     pyunit *self = (pyunit *)o;
-    (void)unused;
-    if (self->u->kind == PD_UNIT_GATHERED) PD_PY_TRY(pd_unit_gather(self->u, pd_py_site()));
+    bool keep;
+    if (!pd_py_truth(keeps, &keep)) return NULL;
+    PD_PY_TRY(pd_unit_gather(self->u, keep ? PD_IN_OWN : PD_IN_RING, pd_py_site()));
     if (!self->shown && put(self, true)) return NULL;
     self->inside++;
     Py_RETURN_NONE;
@@ -215,18 +216,26 @@ static PyObject *enter(PyObject *o, PyObject *unused) {
 
 static PyObject *leave(PyObject *o, PyObject *keeps) {
     pyunit *self = (pyunit *)o;
-    int keep = PyObject_IsTrue(keeps);
-    if (keep < 0) return NULL;
+    bool keep;
+    if (!pd_py_truth(keeps, &keep)) return NULL;
     if (--self->inside > 0 || keep) Py_RETURN_NONE;
     if (put(self, false)) return NULL;
     PD_PY_TRY(pd_unit_drop(self->u));
     Py_RETURN_NONE;
 }
 
-static PyObject *unshard(PyObject *o, PyObject *unused) {
+static PyObject *start(PyObject *o, PyObject *ahead) {
+    bool only_free;
+    if (!pd_py_truth(ahead, &only_free)) return NULL;
+    PD_PY_TRY(pd_unit_start(unit_of(o), only_free ? PD_AHEAD : PD_IN_OWN, pd_py_site()));
+    Py_RETURN_NONE;
+}
+
+static PyObject *unshard(PyObject *o, PyObject *keeps) {
     pyunit *self = (pyunit *)o;
-    (void)unused;
-    PD_PY_TRY(pd_unit_gather(self->u, pd_py_site()));
+    bool keep;
+    if (!pd_py_truth(keeps, &keep)) return NULL;
+    PD_PY_TRY(pd_unit_gather(self->u, keep ? PD_IN_OWN : PD_IN_RING, pd_py_site()));
     if (put(self, true)) return NULL;
     Py_RETURN_NONE;
 }
@@ -252,6 +261,10 @@ static PyObject *get_kind(PyObject *self, void *unused) {
     (void)unused;
     return PyUnicode_FromString(names[unit_of(self)->kind]);
 }
+static PyObject *get_number(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromLong(unit_of(self)->number);
+}
 static PyObject *get_shown(PyObject *self, void *unused) {
     (void)unused;
     return PyBool_FromLong(((pyunit *)self)->shown);
@@ -259,6 +272,16 @@ static PyObject *get_shown(PyObject *self, void *unused) {
 static PyObject *get_bytes(PyObject *self, void *unused) {
     (void)unused;
     return PyLong_FromSize_t(unit_of(self)->bytes);
+}
+static PyObject *get_window(PyObject *self, void *unused) {
+    const pd_unit *u = unit_of(self);
+    (void)unused;
+    return PyUnicode_FromString(!u->window ? "" : u->slot < 0 ? "own" : "ring");
+}
+static PyObject *get_state(PyObject *self, void *unused) {
+    const pd_unit *u = unit_of(self);
+    (void)unused;
+    return PyUnicode_FromString(u->gathered ? "gathered" : u->under_way ? "under way" : u->valid ? "dropped" : "");
 }
 
 static PyMethodDef unit_methods[] = {
@@ -271,10 +294,14 @@ static PyMethodDef unit_methods[] = {
     {"whole", whole_of, METH_O, "whole(param)\n\nThe parameter's whole."},
     {"intact", intact, METH_NOARGS,
      "intact()\n\nWhether all places show shards or wholes of the unit, and all memory is where it should be."},
-    {"enter", enter, METH_NOARGS, "enter()\n\nA forward begins: the places show wholes, which are there."},
+    {"enter", enter, METH_O,
+     "enter(keep)\n\nA forward begins: the places show wholes, which are there. keep: they will stay."},
     {"leave", leave, METH_O,
      "leave(keep)\n\nIt ends: the places show shards, unless keep or an outer forward goes on."},
-    {"unshard", unshard, METH_NOARGS, "unshard()\n\nThe places show wholes, which are there."},
+    {"start", start, METH_O,
+     "start(ahead)\n\nBegins to gather; ahead: if there is a window that nobody uses, else into memory of its own."},
+    {"unshard", unshard, METH_O,
+     "unshard(keep)\n\nThe places show wholes, which are there. keep: they will stay."},
     {"reshard", reshard, METH_NOARGS, "reshard()\n\nThe places show shards, unless a forward goes on."},
     {"settle", settle, METH_O,
      "settle(first)\n\nMoves shards to the unit's memory; first: with the values of the wholes. All ranks call it."},
@@ -283,7 +310,13 @@ static PyMethodDef unit_methods[] = {
 static PyGetSetDef unit_getset[] = {
     {"kind", get_kind, NULL,
      "'alone': a world of one; 'common': wholes are in memory of all ranks; 'gathered': each rank gathers them.", NULL},
+    {"number", get_number, NULL, "Its number among all units of the group: the order in which they were made.", NULL},
     {"shown", get_shown, NULL, "Whether the places show the wholes.", NULL},
+    {"window", get_window, NULL,
+     "Where gathered wholes are: 'ring', a window that units take in turn; 'own', memory of their own; '': nowhere.",
+     NULL},
+    {"state", get_state, NULL,
+     "Of wholes that are gathered: 'under way', 'gathered', 'dropped' while the window still has them, or ''.", NULL},
     {"nbytes", get_bytes, NULL, "The bytes of all wholes in common memory; 0: there is none.", NULL},
     {0},
 };
@@ -362,6 +395,12 @@ static PyObject *model_leave(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static PyObject *model_shadow(PyObject *self, PyObject *unused) {
+    (void)unused;
+    PD_PY_TRY(pd_sharded_shadow(model_of(self), pd_py_site()));
+    Py_RETURN_NONE;
+}
+
 static PyObject *set_options(PyObject *o, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"unit", "accumulates", "apart", "keeps", "divisor", "reduced", NULL};
     pysharded *self = (pysharded *)o;
@@ -389,6 +428,8 @@ static PyMethodDef model_methods[] = {
     {"enter", model_enter, METH_NOARGS,
      "enter()\n\nA forward begins; calls nest. Returns whether it is the outermost one."},
     {"leave", model_leave, METH_NOARGS, "leave()\n\nIt ends."},
+    {"shadow", model_shadow, METH_NOARGS,
+     "shadow()\n\nTakes part in the backward that the other ranks run; this rank's gradients are zeros."},
     {"set_options", (PyCFunction)(void (*)(void))set_options, METH_VARARGS | METH_KEYWORDS,
      "set_options(unit, accumulates, apart, keeps, divisor, reduced)\n\nHow backward reduces a unit "
      "(csrc/parallel/sharded.h)."},

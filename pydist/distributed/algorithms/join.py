@@ -72,7 +72,14 @@ class Join:
     joinables: objects of one process group, such as DistributedDataParallel, in the order in which an iteration uses
     them. enable=False: the context does nothing. throw_on_early_termination: as soon as one rank runs out of data, all
     ranks raise RuntimeError, which names the ranks without data. Other keyword arguments go to the joinables. Raises
-    ValueError without joinables, or if they have several groups.
+    ValueError without joinables, if they have several groups, and for a sharded model beside others.
+
+    joinables may also be one module of fully_shard, or one FullyShardedDataParallel, whose wholes lie in common memory
+    (the ranks of one host). Then a rank without data gives zeros to backwards, and makes clip_grad_norm_ and the steps of
+    the optimizers that have the model's parameters, with the others' options; it zeroes gradients after each step, so
+    all ranks do. Schedules stand still there. Gradients are divided by the number of all ranks, with
+    divide_by_initial_world_size=False by that of ranks that still have data; they have the bits of
+    DistributedDataParallel under Join.
 
     >>> import pydist
     >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
@@ -89,6 +96,8 @@ class Join:
             if not isinstance(joinable, Joinable):
                 raise TypeError(f"Join: {type(joinable).__name__} (expected a Joinable)")
         self._group = self._joinables[0].join_process_group
+        if len(self._joinables) > 1 and any(getattr(one, "joins_alone", False) for one in self._joinables):
+            raise ValueError("Join: a sharded model beside other joinables (expected it alone)")
         if any(joinable.join_process_group is not self._group for joinable in self._joinables):
             raise ValueError("Join: the joinables have several process groups (expected one)")
         self._enable, self._throw = enable and self._group.size > 1, throw_on_early_termination

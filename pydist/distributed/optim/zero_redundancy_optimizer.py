@@ -15,7 +15,7 @@ from pydist.distributed._ops.objects import all_gather_object, gather_object
 from pydist.distributed.algorithms.join import Join, JoinHook, Joinable
 from pydist.distributed.optim._exchange import Flats, Lying, is_dense
 from pydist.optim.lbfgs import LBFGS
-from pydist.optim.optimizer import Optimizer
+from pydist.optim.optimizer import Optimizer, options_of
 
 __all__ = ["ZeroRedundancyOptimizer"]
 
@@ -23,10 +23,6 @@ _OP = "ZeroRedundancyOptimizer"
 _TAG = 0x5EE0  # of the messages with states
 _LEFT = bytes(8)  # in the place of a hash: this rank has run out of data (Join)
 _HAS_GRADIENT, _TRAINED = 1, 2  # bits of a parameter
-
-
-def _options(group):
-    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
 def _text(value):
@@ -121,7 +117,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     The ranks compare class, options and parameters. If they differ, all raise RuntimeError, which names the first
     difference. Raises TypeError if `optimizer_class` is no Optimizer, ValueError for no parameters, for tensors that are
-    not leaves or have gaps in memory, for LBFGS (its step is not one by parameter), and on ranks outside the group.
+    sparse, not leaves or have gaps in memory, for LBFGS (its step is not one by parameter), and on ranks outside the group.
     If a rank dies, its states are lost: step() raises PeerFailed, and in a group that was made anew RuntimeError.
 
     Cost of a step: a message of 8 bytes, and n(W-1)/W of the n bytes of parameters read by each rank.
@@ -187,7 +183,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             raise error if failure is None else failure from None
         if failure is not None:
             raise failure
-        groups = [", ".join(f"{n}={_text(v)}" for n, v in sorted(_options(g).items())) for g in self.param_groups]
+        groups = [", ".join(f"{n}={_text(v)}" for n, v in sorted(options_of(g).items())) for g in self.param_groups]
         check_agreement(f"{_OP}: group", groups, self.process_group)
         check_agreement(f"{_OP}: parameter", self._lines(), self.process_group)
 
@@ -214,6 +210,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             if all(map(_is_empty, params)):
                 raise ValueError(f"{_OP}: got an empty parameter list (expected at least one parameter)")
         super().__init__(params, {})
+
+    def _check_params(self, param_group):
+        for i, param in enumerate(param_group["params"], len(self._all_params)):
+            if isinstance(param, _C.Tensor) and param.is_sparse:
+                raise ValueError(f"{_OP}: parameter {i} is sparse (expected a dense tensor)")
+        super()._check_params(param_group)
 
     def _own(self, numbers):
         """The groups with those of the parameters that are this rank's, the largest first."""
@@ -308,12 +310,13 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     # ---- a step
 
     def _give_options(self, local):
+        local._counted = self.param_groups
         for group, own in zip(self.param_groups, local.param_groups):
-            own.update(_options(group))
+            own.update(options_of(group))
 
     def _take_options(self, local):
         for group, own in zip(self.param_groups, local.param_groups):
-            group.update(_options(own))
+            group.update(options_of(own))
 
     def step(self, closure=None, **kwargs):
         """Steps the parameters that have a gradient; then all ranks have their new values. Other arguments go to the step
@@ -572,7 +575,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             groups, state = [], {}
             for group, own in zip(saved, local.param_groups):
                 mine = [number_of[id(p)] for p in own["params"]]
-                groups.append({**_options(group), "params": mine})
+                groups.append({**options_of(group), "params": mine})
                 state.update((n, state_dict["state"][n]) for n in mine if n in state_dict["state"])
             local.load_state_dict({"state": state, "param_groups": groups})
             self._take_options(local)

@@ -26,6 +26,11 @@ _EXTRA_STATE = "_extra_state"
 _LISTED = 8  # how many names an error lists
 
 
+def _listed(names):
+    """The first names, and how many more there are."""
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
 class _CallHook(namedtuple("CallHook", ("hook", "with_kwargs", "always"), defaults=(False, False))):
     """A hook of forward calls that was registered with options. Without options its dictionary has the hook itself, as
     programs expect that look for theirs."""
@@ -48,9 +53,8 @@ def _refuse_blank(module, args):
     named = itertools.chain(module.named_parameters(), module.named_buffers())
     blank = [name for name, tensor in named if _C.is_blank(tensor)]
     if blank:
-        listed = ", ".join(blank[:_LISTED]) + (f" and {len(blank) - _LISTED} more" if len(blank) > _LISTED else "")
         raise RuntimeError(
-            f"{type(module).__name__}: nothing has been written to {listed} since to_empty() (expected values before "
+            f"{type(module).__name__}: nothing has been written to {_listed(blank)} since to_empty() (expected values before "
             "forward: of init functions, reset_parameters() or load_state_dict())"
         )
     for below in module.modules():

@@ -518,6 +518,10 @@ class DistributedDataParallel(Module, Joinable):
             self.reducer.set_builtin_hook(name, ratio)
         self._comm_hook = "register_builtin_comm_hook", name, ratio
 
+    def _set_static_graph(self):
+        """PyTorch's older way to say static_graph=True."""
+        self.static_graph = True
+
     def _register_builtin_comm_hook(self, comm_hook_type):
         """The same with PyTorch's name and its BuiltinCommHookType.ALLREDUCE or FP16_COMPRESS."""
         self.register_builtin_comm_hook(comm_hook_type)

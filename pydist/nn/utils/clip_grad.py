@@ -4,7 +4,10 @@ import math
 
 from pydist import _C
 from pydist._grad_mode import no_grad
+from pydist._norms import by_device, over_ranks, parts_of, two_norm
 from pydist._replay import in_python
+
+watching = []  # weak methods that get (parameters, max_norm, norm_type) before each clip_grad_norm_ (Join)
 
 
 def _listed(tensors):
@@ -17,78 +20,6 @@ def _grads(parameters):
 
 def _on_one_gpu(tensors):
     return bool(tensors) and tensors[0].is_cuda and len({t.device for t in tensors}) == 1
-
-
-def _by_device(tensors):
-    """The tensors as lists with one device each."""
-    parts = {}
-    for t in tensors:
-        parts.setdefault(t.device, []).append(t)
-    return parts.values()
-
-
-def _over(group, value, op="SUM"):
-    """The value of all ranks of the group together: a tensor, in place, or a number. Without a group the value itself."""
-    if group is None:
-        return value
-    from pydist import distributed as dist
-
-    here = value if isinstance(value, _C.Tensor) else _C.tensor(value, dtype=_C.float64, device="cpu")
-    dist.all_reduce(here, getattr(dist.ReduceOp, op), group=group)
-    return here if isinstance(value, _C.Tensor) else here.item()
-
-
-class _Spread:
-    """The groups over which the parts of DTensors make one vector: one for each dimension of their mesh that shards."""
-
-    def __init__(self, spec):
-        for place in spec.placements:
-            if place.is_partial():
-                raise ValueError(
-                    f"get_total_norm: a gradient has the placements {spec.placements} (expected Shard and Replicate)"
-                )
-        self.groups = [spec.mesh.get_group(d) for d, place in enumerate(spec.placements) if place.is_shard()]
-
-    def __eq__(self, other):
-        return self.groups == other.groups
-
-
-def parts_of(tensors):
-    """The plain tensors, and for each set of groups the local parts of the DTensors over it."""
-    plain, spread = [], []
-    for t in tensors:
-        spec = _C.spread_of(t)
-        if spec is None:
-            plain.append(t)
-            continue
-        over = _Spread(spec)
-        local = _C.local_part(t.detach())
-        known = next((parts for groups, parts in spread if groups == over), None)
-        if known is None:
-            spread.append((over, [local]))
-        else:
-            known.append(local)
-    return plain, spread
-
-
-def _two_norm(tensors, group=None):
-    """The 2-norm of all elements, as a float."""
-    plain, spread = parts_of(tensors)
-    if spread:
-        sums = [_squares(plain)] if plain else []
-        for over, parts in spread:
-            sums.append(_squares([t for t in parts if t.numel()]))
-            for one in over.groups:
-                _over(one, sums[-1])
-        return _C.exact_norm(_over(group, _C.stack(sums).sum(0)))
-    return _C.exact_norm(_over(group, _squares(tensors)))
-
-
-def _squares(tensors):
-    """The exact sum of squares on this rank, as an int64 tensor."""
-    gpus = _by_device([t for t in tensors if t.is_cuda])
-    squares = sum(_C.sums_of_squares(some).sum().item() for some in gpus)
-    return _C.exact_squares([t for t in tensors if not t.is_cuda], squares)
 
 
 def _extreme(tensors, norm_type):
@@ -108,30 +39,30 @@ def _nonzero(tensors, over):
     """How many tensors are not all 0; those over groups are parts."""
     found = _C.tensor([float((t != 0).any().item()) if t.numel() else 0.0 for t in tensors], device="cpu")
     for one in over:
-        _over(one, found, "MAX")
+        over_ranks(one, found, "MAX")
     return float(found.sum().item())
 
 
 def _norm(tensors, norm_type, group):
     """The norm of tensors that are not empty, as a float."""
     if norm_type == 2.0:
-        return _two_norm(tensors, group)
+        return two_norm(tensors, group)
     for t in tensors:
         if not (t.is_floating_point() or t.is_complex()):
             raise TypeError(f"get_total_norm: got a tensor of {t.dtype} (expected a complex or floating dtype)")
     plain, spread = parts_of(tensors)
     if norm_type == 0.0:
-        return _over(group, _nonzero(plain, ()) + sum(_nonzero(parts, over.groups) for over, parts in spread))
+        return over_ranks(group, _nonzero(plain, ()) + sum(_nonzero(parts, over.groups) for over, parts in spread))
     compute, op = (_extreme, "MAX" if norm_type > 0 else "MIN") if math.isinf(norm_type) else (_powers, "SUM")
     found = [compute(plain, norm_type)]
     for over, parts in spread:
         value = compute([t for t in parts if t.numel()], norm_type)
         for one in over.groups:
-            value = _over(one, value, op)
+            value = over_ranks(one, value, op)
         found.append(value)
     if math.isinf(norm_type):
-        return _over(group, max(found) if norm_type > 0 else min(found), op)
-    total = _over(group, sum(found))
+        return over_ranks(group, max(found) if norm_type > 0 else min(found), op)
+    total = over_ranks(group, sum(found))
     return _C.tensor(total, dtype=_C.float64, device="cpu").pow(1.0 / norm_type).item()
 
 
@@ -220,7 +151,7 @@ def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
     factor = float(max_norm) / (float(total_norm) + 1e-6)
     if factor >= 1.0:  # false for NaN
         return
-    for some in _by_device([g for g in grads if g.is_contiguous()]):
+    for some in by_device([g for g in grads if g.is_contiguous()]):
         _C.scale_tensors(some, factor)
     for grad in grads:
         if not grad.is_contiguous():
@@ -245,6 +176,10 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
 
 @in_python
 def _clip(parameters, max_norm, norm_type, error_if_nonfinite, group):
+    for ref in list(watching):
+        watch = ref()
+        if watch is not None:
+            watch(parameters, max_norm, norm_type)
     norm = get_total_norm(_grads(parameters), norm_type, error_if_nonfinite, group=group)
     clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

@@ -11,6 +11,7 @@ from pydist.distributed.tensor import DTensor, Replicate, Shard
 from pydist.distributed.tensor._spec import checked_placements, spec_of
 from pydist.nn.modules.container import ModuleDict, ModuleList
 from pydist.nn.modules.module import Module
+from pydist.nn.parallel._join import JoinsSharded
 from pydist.nn.parallel.fsdp.policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from pydist.nn.parallel.fsdp.state import State, is_private, sharded_parameter, states_of
 
@@ -20,11 +21,18 @@ _OP = "fully_shard"
 class UnshardHandle:
     """What `unshard(async_op=True)` returns."""
 
+    def __init__(self, unit):
+        self._unit = unit
+
     def wait(self):
-        """The wholes are in their places."""
+        """Waits until the whole parameters are there, and shows them in their places. Does nothing if a forward that came
+        in between has ended, or after the first call."""
+        unit, self._unit = self._unit, None
+        if unit is not None and unit.state:
+            unit.unshard(True)
 
 
-class FSDPModule:
+class FSDPModule(JoinsSharded):
     """A module that fully_shard has sharded: what its class inherits from, besides its former class.
 
     Its parameters are DTensors; while forward runs they are the plain whole parameters."""
@@ -44,10 +52,11 @@ class FSDPModule:
 
     def unshard(self, async_op=False):
         """Shows the whole parameters of this module's own unit until `reshard()`, or the end of the next forward or
-        backward. All ranks call it. Returns None, or a handle with wait()."""
+        backward. All ranks call it. Returns None. With async_op the parameters may still be on their way, where they are
+        gathered: a handle is returned, whose wait() shows them; a forward waits by itself."""
         if self._fsdp.unit is not None:
-            self._fsdp.unshard()
-        return UnshardHandle() if async_op else None
+            self._fsdp.unshard(later=async_op)
+        return UnshardHandle(self._fsdp.unit) if async_op else None
 
     def reshard(self):
         """Shows the shards of this module's own unit again."""
@@ -74,6 +83,14 @@ class FSDPModule:
         after True."""
         self._set("sums_replicas", bool(requires_all_reduce), recurse)
 
+    def set_all_reduce_hook(self, hook, *, stream=None):
+        """hook(part) gets this rank's part of each reduced gradient of this module's own unit, a plain tensor, which it may
+        change in place, before hooks of the parameters and .grad get it. In PyTorch it gets those of a unit as one flat
+        tensor. None: no hook any more. `stream` is accepted: CPUs have none."""
+        if hook is not None and not callable(hook):
+            raise TypeError(f"set_all_reduce_hook: hook is {type(hook).__name__} (expected a callable, or None)")
+        self._fsdp.watch(hook)
+
     def set_is_last_backward(self, is_last_backward):
         """Accepted: each backward is complete when it ends."""
 
@@ -92,18 +109,21 @@ class FSDPModule:
         """Accepted: a parameter that some ranks have not used counts as zero there."""
 
     def set_unshard_in_backward(self, unshard_in_backward):
-        """Whether backward gathers this unit's wholes, where they have to be gathered."""
-        self._fsdp.backward_unshards = bool(unshard_in_backward)
+        """Accepted: a unit whose wholes are gathered has memory for their gradients only while they are there."""
 
-    # ---- what changes nothing here
+    # ---- what is gathered ahead
 
     def set_modules_to_forward_prefetch(self, modules):
-        """Accepted for a list of FSDPModules: on one host nothing is fetched."""
-        _check_modules("set_modules_to_forward_prefetch", modules)
+        """While this module's forward computes, the parameters of these FSDPModules are gathered, as far as windows are free:
+        there are three. Without this call it is the module that came next in the last forward. On one host nothing is
+        gathered. All ranks call it alike."""
+        self._fsdp.forward_ahead = _states_of("set_modules_to_forward_prefetch", modules)
 
     def set_modules_to_backward_prefetch(self, modules):
-        """Accepted for a list of FSDPModules: on one host nothing is fetched."""
-        _check_modules("set_modules_to_backward_prefetch", modules)
+        """The same in backward. Without this call it is the module that came next in the last backward."""
+        self._fsdp.backward_ahead = _states_of("set_modules_to_backward_prefetch", modules)
+
+    # ---- what changes nothing here
 
     def set_post_optim_event(self, event):
         """Accepted: forwards wait for steps by themselves."""
@@ -148,6 +168,11 @@ def _check_modules(op, modules):
             raise ValueError(f"{op}: got {type(module).__name__} (expected FSDPModules)")
 
 
+def _states_of(op, modules):
+    _check_modules(op, modules)
+    return [state for state in states_of(modules) if state.unit is not None]
+
+
 @cache
 def _sharded_class(cls):
     return type(f"FSDP{cls.__name__}", (FSDPModule, cls), {"__module__": cls.__module__})
@@ -184,8 +209,8 @@ def _places_of(modules, ignored):
 
 
 def _tie_to_units_below(modules, places):
-    """Parameters that a unit below has as wholes: their places here show the same shards. Returns the other places."""
-    known = {}
+    """Parameters that a unit below has as wholes: their places here show the same shards. Returns the other places, and those units."""
+    known, tied = {}, {}
     for state in states_of(below for module in modules for below in module.modules()):
         for number in range(len(state.spec_of_param)):
             known[id(state.unit.whole(number))] = state, number
@@ -203,7 +228,8 @@ def _tie_to_units_below(modules, places):
         module._parameters[name] = state.unit.shard(number)
         state.unit.add_place(number, module._parameters, name)
         state.places.append((module._parameters, name, number))
-    return rest
+        tied[state.unit] = True
+    return rest, tuple(tied)
 
 
 def _names(modules, params):
@@ -228,8 +254,24 @@ class _OneDim:
     ndim = 1
 
 
+def _units_below(modules):
+    """A line for each unit below these modules: its number, and the first module that has it."""
+    found = {}
+    for k, module in enumerate(modules):
+        for name, below in module.named_modules():
+            state = below.__dict__.get("_fsdp")
+            if state is not None and state.unit is not None:
+                found.setdefault(state.unit.number, name if len(modules) == 1 else f"{k}.{name}")
+    return [f"unit {number} in module {found[number]}" for number in sorted(found)]
+
+
 def _check_params(params, names):
     for name, param in zip(names, params, strict=True):
+        if getattr(param, "_is_whole", False):
+            raise ValueError(
+                f"{_OP}: parameter {name} belongs to another unit already (expected the modules that share it in one unit: "
+                "fully_shard([a, b]), or fully_shard of a module above both)"
+            )
         if isinstance(param, DTensor):
             raise ValueError(
                 f"{_OP}: parameter {name} is a DTensor already (expected plain parameters: shard modules below before those "
@@ -291,12 +333,14 @@ def fully_shard(
     Over hosts, and with PYDIST_FSDP=private, a unit's wholes are gathered before forward and backward.
 
     `mesh`: 1-D (default: all ranks), or 2-D: replicas in dimension 0, shards in dimension 1 (HSDP).
-    `reshard_after_forward`: False leaves wholes in the modules' places until backward has ended; also a number is
-    accepted, as True. `shard_placement_fn(param)`: Shard(dim) or None; dimensions other than 0 must be divisible by the
-    number of ranks. `mp_policy`: MixedPrecisionPolicy. `offload_policy`: on CPUs everything is in the host's memory.
-    `ignored_params`: a set of parameters that stay as they are. `dp_mesh_dims`: DataParallelMeshDims of a mesh with
-    names. Parameters may be on meta: `to_empty(device="cpu")` then gives them memory, and init functions fill them with
-    the values that they would have without sharding.
+    `reshard_after_forward`: False leaves wholes in the modules' places until backward has ended; None and a number are
+    accepted, as True. (In PyTorch None is False for the outermost module, so that backward does not gather its wholes
+    again. Here they keep their memory in any case, and only the places show shards.) `shard_placement_fn(param)`:
+    Shard(dim) or None; dimensions other than 0 must be divisible by the number of ranks. `mp_policy`:
+    MixedPrecisionPolicy. `offload_policy`: on CPUs everything is in the host's memory. `ignored_params`: a set of
+    parameters that stay as they are. `dp_mesh_dims`: DataParallelMeshDims of a mesh with names. Parameters may be on
+    meta: `to_empty(device="cpu")` then gives them memory, and init functions fill them with the values that they would
+    have without sharding.
 
     Raises ValueError for modules that are sharded already, parameters that cannot be cut, containers without forward,
     RuntimeError on all ranks if their parameters differ, and on ranks outside the mesh. Cost: a backward reads each
@@ -337,7 +381,7 @@ def fully_shard(
 def shard_modules(op, modules, mesh, keeps, placement_fn, policy, ignored):
     """Makes one unit of the parameters of `modules`, and the State that each of them has from now on."""
     mesh, group, replicas, dim = groups_of(op, mesh)
-    places = _tie_to_units_below(modules, _places_of(modules, ignored or ()))
+    places, tied = _tie_to_units_below(modules, _places_of(modules, ignored or ()))
     params = list({id(param): param for *_, param in places}.values())
     names = _names(modules, params)
     _check_params(params, names)
@@ -347,8 +391,9 @@ def shard_modules(op, modules, mesh, keeps, placement_fn, policy, ignored):
         for name, p, place in zip(names, params, cuts, strict=True)
     ]
     check_agreement(f"{op}: parameter", [f"{len(lines)} parameters", *lines], group)
+    check_agreement(f"{op}: unit", _units_below(modules), group)
     unit, specs, shown = _make_unit(mesh, group, dim, params, names, cuts, places, policy)
-    state = State(unit, shown, specs, group, replicas, policy, keeps)
+    state = State(unit, shown, specs, group, replicas, policy, keeps, tied)
     for one in modules:
         one.__dict__["_fsdp"] = state
 
@@ -358,7 +403,8 @@ def _make_unit(mesh, group, dim, params, names, cuts, places, policy):
     if not params:
         return None, [], []
     low = policy.param_dtype
-    unit = _C.ShardUnit(group, params, names, [place.dim for place in cuts], low, is_private())
+    on_gpu = mesh.device_type == "cuda" and not _C.pretended_cuda()  # parameters may still be on meta
+    unit = _C.ShardUnit(group, params, names, [place.dim for place in cuts], low, is_private() or on_gpu)
     specs, number_of = [], {}
     for number, (param, place) in enumerate(zip(params, cuts, strict=True)):
         spec = spec_of(mesh, (place,) if dim == 0 else (Replicate(), place), param.shape)
@@ -368,6 +414,8 @@ def _make_unit(mesh, group, dim, params, names, cuts, places, policy):
         specs.append(spec)
         number_of[id(param)] = number
     unit.settle(True)
+    for param in params:
+        param._is_whole = True
     shown = []
     for module, name, param in places:
         number = number_of[id(param)]

@@ -212,8 +212,9 @@ class FullyShardedDataParallel(FSDPModule, Transparent):
     `param_init_fn(module)`: for modules on meta. `sync_module_states`: all ranks begin with rank 0's values.
     `device_mesh`: 1-D, or 2-D for HYBRID_SHARD; else `process_group`, for HYBRID_SHARD a pair (shards, replicas).
 
-    Parameters are the original ones, DTensors, whatever use_orig_params says: there is no flat parameter. cpu_offload,
-    backward_prefetch, device_id, forward_prefetch and limit_all_gathers are accepted and change nothing on CPUs.
+    Parameters are the original ones, DTensors, whatever use_orig_params says: there is no flat parameter. Where they are
+    gathered, the next unit is gathered while one computes; backward_prefetch=None: not in backward. cpu_offload, device_id,
+    forward_prefetch and limit_all_gathers are accepted and change nothing on CPUs.
     state_dict() has whole tensors under the names that they have without wrappers; see state_dict_type. The forms of
     optimizer states other than optim_state_dict and optim_state_dict_to_load raise NotImplementedError.
 
@@ -263,6 +264,7 @@ class FullyShardedDataParallel(FSDPModule, Transparent):
         if auto_wrap_policy is not None:
             kwargs = dict(
                 process_group=process_group, sharding_strategy=strategy, mixed_precision=mixed_precision,
+                backward_prefetch=backward_prefetch,
                 param_init_fn=param_init_fn, sync_module_states=sync_module_states, ignored_states=kept or None,
                 device_mesh=device_mesh,
             )  # fmt: skip
@@ -282,6 +284,8 @@ class FullyShardedDataParallel(FSDPModule, Transparent):
                         buffer.data = buffer.to(mixed_precision.buffer_dtype)
         keeps = strategy in (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2)
         shard_modules(_OP, [self], mesh, keeps, None, policy, kept)
+        if backward_prefetch is None:
+            self._fsdp.backward_ahead = []
         self.process_group, self._mesh = self._fsdp.group, mesh
         self.__dict__["_settings"] = _settings(StateDictType.FULL_STATE_DICT)
 

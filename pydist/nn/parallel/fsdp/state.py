@@ -1,24 +1,40 @@
 """What a module of fully_shard has: its unit of parameters, its settings, and the model of the outermost module."""
 
+import copy
 import os
 import weakref
+from dataclasses import fields, is_dataclass
 
 from pydist import _C
 from pydist.distributed.tensor import DTensor
-from pydist.nn.modules.module import _refuse_blank
+from pydist.nn.modules.module import _listed, _refuse_blank
 from pydist.nn.parameter import Parameter
 from pydist.utils._pytree import tree_map
 
 
+def _each_tensor(fn, value):
+    """The same containers, among them dataclasses, with fn(tensor) for each tensor."""
+
+    def visit(item):
+        if isinstance(item, _C.Tensor):
+            return fn(item)
+        if not is_dataclass(item) or isinstance(item, type):
+            return item
+        held = {field.name: getattr(item, field.name) for field in fields(item) if hasattr(item, field.name)}
+        new = {name: _each_tensor(fn, child) for name, child in held.items()}
+        if all(new[name] is child for name, child in held.items()):
+            return item
+        made = copy.copy(item)
+        for name, child in new.items():
+            object.__setattr__(made, name, child)  # also of frozen ones
+        return made
+
+    return tree_map(visit, value)
+
+
 def cast_floats(value, dtype):
     """The same containers with floating tensors in this dtype."""
-
-    def cast(item):
-        if isinstance(item, _C.Tensor) and item.is_floating_point() and item.dtype != dtype:
-            return item.to(dtype)
-        return item
-
-    return tree_map(cast, value)
+    return _each_tensor(lambda t: t.to(dtype) if t.is_floating_point() and t.dtype != dtype else t, value)
 
 
 def is_private():
@@ -36,11 +52,20 @@ def before_backward(result, fn):
         fn()
 
     def watch(item):
-        if isinstance(item, _C.Tensor) and item.requires_grad and not item.is_leaf:
+        if item.requires_grad and not item.is_leaf:
             item.register_hook(hook)
         return item
 
-    return tree_map(watch, result)
+    return _each_tensor(watch, result)
+
+
+def _check_values(module, error):
+    """Raises RuntimeError with the names of parameters on meta, if any, when a forward has failed with `error`."""
+    names = [name for name, param in module.named_parameters() if param.is_meta]
+    if names:
+        raise RuntimeError(
+            f'{error}\nfully_shard: {_listed(names)} are on meta (expected to_empty(device="cpu"), and values, before forward)'
+        ) from error
 
 
 def states_of(modules):
@@ -49,16 +74,42 @@ def states_of(modules):
     return list({id(state): state for state in found if state is not None}.values())
 
 
+class Order:
+    """Which unit came after which in the last pass: what to gather while a unit computes. All ranks run the same passes,
+    and see the same units in them, so they gather ahead alike."""
+
+    def __init__(self):
+        self.after, self.last = {}, None
+
+    def begin(self):
+        """A pass begins."""
+        self.last = None
+
+    def came(self, state, given):
+        """Notes that this state's unit is in use now, and begins to gather those of the states that a user has given, or the
+        one that came next the last time."""
+        if self.last is not None:
+            self.after[self.last] = weakref.ref(state)
+        self.last = state.unit
+        if given is None:
+            given = (self.after[state.unit](),) if state.unit in self.after else ()
+        for later in given:
+            if later is not None:
+                later.unit.start(not later.keeps)
+
+
 class Model:
     """The units below an outermost module: what runs their forwards and backwards (`_C.Sharded`)."""
 
     def __init__(self, states):
         self._states = [weakref.ref(state) for state in states]  # which have this model: no circle
         self.units = []
+        self.begun = self.ended = None  # called when a backward begins, several times, and when it has ended (Join)
         for state in (*reversed(states[1:]), states[0]):  # about the order in which backward has their gradients
             if state.unit is not None and all(state.unit is not unit for unit in self.units):
                 self.units.append(state.unit)
         self.engine = None
+        self.forward, self.backward, self.in_forward = Order(), Order(), False
         if self.units:
             outer = states[0].unit is not None
             replicas = next(state.replicas for state in states if state.unit is not None)
@@ -73,11 +124,20 @@ class Model:
         """Those that are still there, the outermost module's first."""
         return [state for ref in self._states if (state := ref()) is not None]
 
-    def show(self):
+    def begin_forward(self, state):
+        """The outermost forward begins, that of this state's module. Only those of the whole model have an order: a module
+        below may run by itself, and again in backward."""
+        self.in_forward = state is self._states[0]()
+        self.forward.begin()
+        self.backward.begin()
+
+    def begin_backward(self):
         """Shows the wholes that are there in all places, for forwards that backward runs again (checkpoints)."""
+        if self.begun is not None:
+            self.begun()
         for unit in self.units:
             if unit.kind != "gathered":
-                unit.unshard()
+                unit.unshard(False)
 
     def number_of(self, unit):
         """The unit's place among the units."""
@@ -92,7 +152,12 @@ class _EndOfBackward:
 
     def __call__(self):
         model = self.model()
+        if model is not None:
+            model.backward.begin()
+            if model.ended is not None:
+                model.ended()
         for state in model.states if model is not None else ():
+            state.in_backward = False
             if state.unit is not None and state.unit.shown and state.reshards_after_backward:
                 state.unit.reshard()
 
@@ -100,8 +165,10 @@ class _EndOfBackward:
 class State:
     """Of one module, or of a list of modules that are one unit."""
 
-    def __init__(self, unit, places, spec_of_param, group, replicas, policy, keeps):
+    def __init__(self, unit, places, spec_of_param, group, replicas, policy, keeps, tied):
         self.unit = unit  # None: it has no parameters of its own
+        # The units whose wholes a forward shows; tied: those below that have parameters of this module.
+        self.shown = tied if unit is None else (*tied, unit)
         self.places = places  # (parameters, name, number) of each place that shows a parameter
         self.spec_of_param = spec_of_param
         self.group, self.replicas = group, replicas
@@ -110,7 +177,9 @@ class State:
         self.model = None
         self.syncs = self.sums_replicas = self.reshards_after_backward = True
         self.divisor = 0.0
-        self.backward_unshards = True
+        self.in_backward = False  # backward has gathered its wholes, and has not ended
+        self.forward_ahead = self.backward_ahead = None  # States of units that a user wants to be gathered meanwhile
+        self.reduced, self.watched = None, []  # a user's hook of reduced gradients; its handles
         self.summoned = False  # its places show wholes for a user (summon_full_params)
 
     # ---- settings
@@ -127,6 +196,18 @@ class State:
             divisor=self.divisor,
             reduced=self.policy.reduce_dtype,
         )
+
+    def watch(self, hook):
+        """hook(part) gets the reduced gradients of the unit."""
+
+        def see(grad):
+            hook(_C.local_part(grad))
+
+        for handle in self.watched:
+            handle.remove()
+        self.reduced = hook
+        shards = self.shards() if self.unit is not None and hook is not None else ()
+        self.watched = [shard.register_hook(see) for shard in shards if shard.requires_grad]
 
     # ---- the outermost module
 
@@ -150,26 +231,36 @@ class State:
         if unit is not None and not unit.intact():
             self.adopt()
         outermost = engine.enter()
+        if outermost:
+            model.begin_forward(self)
         try:
-            if unit is None:
-                result = self._cast(forward, args, kwargs)
-            else:
-                result = self._with_wholes(forward, args, kwargs)
+            result = self._with_wholes(self.shown, forward, args, kwargs)
             if _C.is_grad_enabled():
                 if outermost:
-                    result = before_backward(result, model.show)
+                    result = before_backward(result, model.begin_backward)
                 if unit is not None and unit.kind == "gathered":
                     result = before_backward(result, self._gather)
             return result
+        except RuntimeError as error:
+            if outermost:
+                _check_values(module, error)
+            raise
         finally:
             engine.leave()
+            if outermost:
+                model.in_forward = False
 
-    def _with_wholes(self, forward, args, kwargs):
-        self.unit.enter()
-        try:
+    def _with_wholes(self, units, forward, args, kwargs):
+        if not units:
+            if self.model.in_forward and self.unit is not None and self.unit.kind == "gathered":
+                self.model.forward.came(self, self.forward_ahead)
             return self._cast(forward, args, kwargs)
+        keeps = self.keeps and _C.is_grad_enabled()
+        units[0].enter(keeps)
+        try:
+            return self._with_wholes(units[1:], forward, args, kwargs)
         finally:
-            self.unit.leave(self.keeps and _C.is_grad_enabled())
+            units[0].leave(keeps or self.in_backward)  # a checkpoint that runs it again keeps wholes for backward
 
     def _cast(self, forward, args, kwargs):
         policy = self.policy
@@ -179,8 +270,11 @@ class State:
         return result if policy.output_dtype is None else cast_floats(result, policy.output_dtype)
 
     def _gather(self):
-        if self.backward_unshards:
-            self.unit.unshard()
+        self.in_backward = True
+        new = self.unit.state != "gathered"
+        self.unit.unshard(not self.reshards_after_backward)
+        if new and self.model is not None:
+            self.model.backward.came(self, self.backward_ahead)
 
     # ---- shards that somebody has replaced
 
@@ -192,7 +286,12 @@ class State:
             if now is shard or now is self.unit.whole(number):
                 continue
             self._replace(number, self._as_shard(now, number, name))
+        self.watch(self.reduced)
         self.unit.settle(False)
+
+    def shards(self):
+        """The parameters of the unit, this rank's parts."""
+        return [self.unit.shard(number) for number in range(len(self.spec_of_param))]
 
     def _as_shard(self, tensor, number, name):
         spec = self.spec_of_param[number]
@@ -215,16 +314,21 @@ class State:
             if param == number:
                 parameters[name] = shard
 
-    def unshard(self):
-        """Shows the wholes in all places, when all ranks have ended their steps. All ranks call it."""
+    def unshard(self, later=False):
+        """Shows the wholes in all places, when all ranks have ended their steps; `later`: only begins to gather them, where
+        they have to be gathered. All ranks call it."""
         if not self.unit.intact():
             self.adopt()
         _C.await_writes(self.group)
-        self.unit.unshard()
+        if later and self.unit.kind == "gathered":
+            self.unit.start(False)
+        else:
+            self.unit.unshard(True)
 
     def reshard(self):
         """Shows shards in all places."""
-        if self.unit is not None and self.unit.shown:
+        self.in_backward = False
+        if self.unit is not None and (self.unit.shown or self.unit.state == "under way"):
             self.unit.reshard()
 
     def settle(self):
