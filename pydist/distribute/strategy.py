@@ -9,6 +9,7 @@ from pydist._grad_mode import no_grad
 from pydist.distribute.cluster_resolver import SimpleClusterResolver
 from pydist.distribute.context import caller, here
 from pydist.distribute.logical import Numbers
+from pydist.distribute.made import Made
 from pydist.distribute.options import ValueContext
 from pydist.distribute.reduce import ReduceOp, add, gather_rows, packs
 from pydist.distribute.replica import Crew, Private, ReplicaContext
@@ -75,7 +76,7 @@ class Strategy:
         self._resolver = resolver
         self._logical = logical  # None: each device of each process is a replica
         self._join(group)
-        self._made, self._variables_made = [], Variables()  # modules and optimizers, by weak references; and variables
+        self._made, self._variables_made = Made(), Variables()  # modules and optimizers; variables
         self._known = 0  # how many of both have rank 0's values
         self._share = None  # of the batch on which the replicas make a step
         self._survival = Survival(self) if group is not None and logical is None and survives() else None
@@ -153,10 +154,7 @@ class Strategy:
         return contextlib.nullcontext() if kind.startswith("cpu") else _C.device(kind)
 
     def _adopt(self, thing):
-        self._made.append(weakref.ref(thing))
-
-    def _things(self):
-        return [thing for thing in (made() for made in self._made) if thing is not None]
+        self._made.add(thing)
 
     def _variables(self, things):
         """(parameters, buffers) of modules and optimizers, each once."""
@@ -172,10 +170,14 @@ class Strategy:
     def _synchronize(self, again=False):
         """Gives what was made since the last call rank 0's values; again: everything. Returns (parameters, buffers) of
         all."""
-        params, buffers = self._variables(self._things())
-        made = len(self._made) + self._variables_made.count
-        if self._group is not None and (again or made > self._known):
-            variables = self._variables_made.all()
+        made = self._made.count + self._variables_made.count
+        is_due = again or made > self._known
+        if self._group is None or not is_due:
+            params, buffers = self._variables(self._made.all())
+        else:
+            things, variables = self._made.agree(self._group), self._variables_made.agree(self._group)
+            params, buffers = self._variables(things)
+            variables = [v for v in variables if v._value is not None]
             values = {id(v): v for v in (*params, *buffers, *(v._value for v in variables))}
             names = {id(v._value): f"{v.path} " for v in variables}
             lines = [f"{names.get(i, '')}of shape {tuple(v.shape)}, {v.dtype}" for i, v in values.items()]
@@ -183,8 +185,8 @@ class Strategy:
             values = [v.detach() for v in values.values()]
             for positions in packs(values):
                 self._group.broadcast([values[i] for i in positions], 0, False)
-        if again or made > self._known:
-            self._variables_made.agree()
+        if is_due:
+            self._variables_made.begin()
         self._known = made
         return params, buffers
 
@@ -219,7 +221,7 @@ class Strategy:
         if self._count > 1 and share is None:
             params, buffers = self._synchronize()
         elif self._count > 1:
-            params, buffers = self._variables(self._things())
+            params, buffers = self._variables(self._made.all())
         self._share = share
         try:
             with contextlib.nullcontext() if self._logical is None else Numbers() as numbers:
@@ -234,7 +236,7 @@ class Strategy:
     def _run_crew(self, bodies, params, buffers, share, numbers):
         """The results of the replicas of this process."""
         self._round = Round(self, share)
-        params += [v._value for v in self._variables_made.all() if v.trainable]
+        params += [v._value for v in self._variables_made.with_values() if v.trainable]
         bodies = [lambda context, body=body: body() for body in bodies]
         private = Private(params, buffers, len(bodies))
         results = Crew(self, bodies, numbers, private, self._round).run()
@@ -466,7 +468,7 @@ class StrategyExtended:
 
     def variable_created_in_scope(self, v):
         """Whether a parameter or buffer belongs to a module or an optimizer that was made in the strategy's scope."""
-        params, buffers = self._strategy._variables(self._strategy._things())
+        params, buffers = self._strategy._variables(self._strategy._made.all())
         return any(v is own for own in (*params, *buffers))
 
 
@@ -491,7 +493,7 @@ def _step(optimizer, plain, args, kwargs):
     if replica is None or replica.num_replicas_in_sync == 1:
         return plain(optimizer, *args, **kwargs)
     strategy, name = replica.strategy, type(optimizer).__name__
-    if not any(made() is optimizer for made in strategy._made):
+    if optimizer not in strategy._made:
         raise ValueError(f"{name}.step: {name} was made outside strategy.scope() (expected inside, as its model)")
     if args or kwargs:
         raise ValueError(f"{name}.step: got a closure in a replica (expected none)")

@@ -10,25 +10,19 @@ import weakref
 
 from pydist._grad_mode import no_grad
 from pydist.distribute.context import here
+from pydist.distribute.made import Made
 
 __all__ = ["Round", "Variables", "assigned"]
 
-_TIDY = 4096  # after so many new variables, those that are gone are forgotten
 
-
-class Variables:
-    """The variables that were made in a strategy's scope, and how many there were: `count`."""
+class Variables(Made):
+    """The variables that were made in a strategy's scope."""
 
     def __init__(self):
-        self._made, self._optimizers, self.count = [], [], 0
-        self._agreed, self._state = [], []  # without those of optimizers; all
-
-    def add(self, variable):
-        """Adds a variable, which is referenced weakly."""
-        self.count += 1
-        if self.count % _TIDY == 0:
-            self._made = [made for made in self._made if made() is not None]
-        self._made.append(weakref.ref(variable))
+        super().__init__()
+        self._optimizers = []
+        # Those that replicas change, and may not go on one rank before another; and all there were, weakly.
+        self._changing, self._state = [], []
 
     def add_optimizer(self, optimizer):
         """Adds an object with `variables` of its own."""
@@ -36,31 +30,32 @@ class Variables:
 
     def add_missing(self, variables, optimizer=None):
         """Adds those that were made outside the scope."""
-        known = {id(made()) for made in self._made}
+        known = set(map(id, self.all()))
         for v in variables:
             if id(v) not in known:
                 self.add(v)
         if optimizer is not None and all(made() is not optimizer for made in self._optimizers):
             self.add_optimizer(optimizer)
 
-    def all(self):
-        """All that are left."""
-        return [v for v in (made() for made in self._made) if v is not None and v._value is not None]
+    def with_values(self):
+        """All that are left and have a value."""
+        return [v for v in self.all() if v._value is not None]
 
-    def agree(self):
+    def begin(self):
         """From now on the variables are those that there are now, on all ranks."""
         owned = {id(v) for o in (made() for made in self._optimizers) if o is not None for v in o.variables}
-        self._state = list(map(weakref.ref, self.all()))
-        self._agreed = [made for made in self._state if id(made()) not in owned]
+        variables = self.with_values()
+        self._state = list(map(weakref.ref, variables))
+        self._changing = [v for v in variables if id(v) not in owned]
 
     def state(self):
-        """The tensors of all variables there were at `agree`, in the same order on all ranks; None for one that is gone."""
+        """The tensors of all variables there were at `begin`, in the same order on all ranks; None for one that is gone."""
         return [None if v is None else v._value for v in (made() for made in self._state)]
 
     def changed_by_replicas(self):
         """Those that a replica may change: neither an optimizer's nor trained, unless they say how they are combined. One
-        that was made since `agree` is not among them: another rank may not have it."""
-        return [v for v in (made() for made in self._agreed) if v is not None and _is_combined(v)]
+        that was made since `begin` is not among them: another rank may not have it."""
+        return [v for v in self._changing if _is_combined(v)]
 
 
 def _is_combined(v):

@@ -250,7 +250,7 @@ def _check_scope(optimizer, variables, strategy):
     known = getattr(optimizer, "_checked_in", None)
     if known is strategy:
         return
-    mine = {id(v) for v in strategy._variables_made.all()}
+    mine = {id(v) for v in strategy._variables_made.with_values()}
     for v in (optimizer._iterations, *variables):
         if id(v) not in mine:
             raise ValueError(

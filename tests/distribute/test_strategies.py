@@ -452,10 +452,17 @@ def test_buffers_and_dropout_are_those_of_ranks():
     pydist.testing.assert_close(pydist.tensor(threads[1]), expected)
 
 
-def test_ranks_begin_with_the_values_of_rank_0():
+@pytest.mark.parametrize("parted", [False, True])
+def test_ranks_begin_with_the_values_of_rank_0(parted):
+    """parted: each rank still has other things of before, since it has collected other garbage, or keeps an old model."""
+
     def work(rank):
         pydist.manual_seed(rank)
         strategy = MirroredStrategy()
+        with strategy.scope():
+            kept = [nn.BatchNorm1d(3 + i) for i in range(3)]
+        if parted and rank:
+            del kept[rank % 2]
         with strategy.scope():
             model = nn.Linear(3, 2)
             optim.SGD(model.parameters(), lr=1.0)
@@ -464,6 +471,17 @@ def test_ranks_begin_with_the_values_of_rank_0():
         return bits(state_of(model))
 
     assert len({str(state) for state in ranks(3, work)}) == 1
+
+
+def test_ranks_that_make_different_things():
+    def work(rank):
+        strategy = MirroredStrategy()
+        with strategy.scope():
+            made = [nn.Linear(3, 2 + rank) for _ in range(1 + rank)]
+        with pytest.raises(RuntimeError, match=r"variable 0 differs between ranks: .* \(2, 3\).* \(3, 3\)"):
+            strategy.run(lambda: len(made))
+
+    ranks(2, work)
 
 
 def test_unused_parameters_have_no_gradient():

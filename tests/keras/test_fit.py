@@ -103,6 +103,46 @@ for epoch in range(2):
 """
 
 
+GARBAGE = """
+import gc
+import numpy as np
+from pydist import distribute, keras
+from pydist import distributed as dist
+
+gc.disable()
+strategy = distribute.MirroredStrategy()
+x = np.random.default_rng(0).standard_normal((64, 12)).astype("float32")
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+class Collect(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == dist.get_rank():
+            gc.collect()
+
+
+for _ in range(3):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        layers = keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dense(4)
+        model = keras.Sequential([keras.Input((12,)), *layers])
+        model.compile("adam", loss, metrics=["accuracy"])
+    print(model.fit(x, np.argmax(x[:, :4], 1), batch_size=16, epochs=2, verbose=0, callbacks=[Collect()]).history)
+    if dist.get_rank() == 1:
+        gc.collect()
+"""
+
+
+def test_ranks_collect_garbage_at_different_times(tmp_path):
+    """An old model goes on one rank before another: between two fits, and in the middle of one."""
+    script = tmp_path / "train.py"
+    script.write_text(GARBAGE)
+    code, out, err, _ = launch("--nproc-per-node", 2, "--fold", "off", script, timeout=within(60))
+    assert code == 0, err
+    said = [line[4:] for line in out.splitlines()]
+    assert len(said) == 6 and len(set(said)) == 1, said
+
+
 @pytest.mark.slow
 def test_the_loop_of_tensorflows_tutorial(tmp_path):
     """As it is: on one replica, on two in threads, and on two ranks."""

@@ -34,6 +34,15 @@ def check_agreement(what, lines, group):
                 )
 
 
+def all_ranks_have(flags, group):
+    """The flags (0 or 1, one byte each) that are 1 on all ranks; `flags` itself if the ranks have different numbers of
+    them."""
+    sizes = set(_gathered(len(flags).to_bytes(8, "big"), group))
+    if len(sizes) > 1 or not flags:
+        return flags
+    return bytes(map(min, zip(*_gathered(flags, group))))
+
+
 def check_replicas(model, group=None):
     """Checks that all parameters and buffers have the same bits on all ranks. If not, raises RuntimeError on every
     rank, which names the first tensor that differs and the first rank that differs from rank 0. Collective.
