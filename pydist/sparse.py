@@ -440,7 +440,7 @@ def _checked(indices, values, size):
 
 
 def sparse_coo_tensor(
-    indices,
+    indices=None,
     values=None,
     size=None,
     *,
@@ -451,10 +451,12 @@ def sparse_coo_tensor(
     is_coalesced=None,
 ):
     """A SparseTensor of values[n, ...] at indices[dims, n]. Without a size it gets the smallest one that holds the
-    indices. sparse_coo_tensor(size): an empty one. Raises RuntimeError for indices outside the size and for shapes that
-    do not fit. requires_grad: it is a leaf; else gradients flow to values, where these require them."""
-    if values is None and size is None:
-        made = _empty(tuple(indices), len(indices), dtype, device)
+    indices. sparse_coo_tensor(size), with or without the name: an empty one. Raises RuntimeError for indices outside the
+    size and for shapes that do not fit. requires_grad: it is a leaf; else gradients flow to values, where these require
+    them."""
+    if values is None and (indices is None) != (size is None):
+        size = tuple(indices if size is None else size)
+        made = _empty(size, len(size), dtype, device)
         return made.requires_grad_() if requires_grad else made
     values = values if isinstance(values, Tensor) else _C.tensor(values, dtype=dtype, device=device)
     values = values.to(device or values.device, dtype or values.dtype)

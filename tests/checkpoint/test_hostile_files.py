@@ -518,7 +518,8 @@ def test_floating_point_is_rounded(path):
 
 
 def test_a_value_for_a_tensor_and_a_name_that_is_missing(path):
-    refused(path, "about.step", {"about": {"step": pydist.zeros(())}}, verify=False)
+    refused(path, "about.step", {"about": {"step": pydist.zeros(2)}}, verify=False)
+    refused(path, "about.name", {"about": {"name": pydist.zeros(())}}, verify=False)
     refused(path, "model.v", {"model": {"v": pydist.zeros(())}}, verify=False)
 
 

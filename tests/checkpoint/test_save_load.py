@@ -114,6 +114,33 @@ def test_states_that_do_not_fit(tmp_path, state, said):
         checkpoint.load(state, checkpoint_id=tmp_path / "a")
 
 
+def test_numbers_load_into_tensors_without_dimensions(tmp_path):
+    """As of a checkpoint whose optimizer counted its steps in ints."""
+    model, optimizer = trained(3)
+    saved = optimizer.state_dict()
+    ints = {i: {**state, "step": int(state["step"])} for i, state in saved["state"].items()}
+    assert saved["state"][0]["step"].dtype is pydist.float32 and ints[0]["step"] == 3
+    checkpoint.save({"optimizer": {**saved, "state": ints}, "text": "2", "on": True}, checkpoint_id=tmp_path / "a")
+    for kind in (dict, optim.AdamW):
+        other, theirs = trained(1)
+        state = theirs if kind is optim.AdamW else theirs.state_dict()
+        checkpoint.load({"optimizer": state}, checkpoint_id=tmp_path / "a")
+        assert [s["step"].item() for s in theirs.state.values()] == [3.0] * 6
+        for p in other.parameters():
+            p.grad = pydist.ones_like(p)
+        other.load_state_dict(model.state_dict())
+        copied = optim.AdamW(other.parameters(), betas=(0.8, 0.99))
+        copied.load_state_dict(saved)
+        theirs.step()
+        mine = [p.clone() for p in other.parameters()]
+        other.load_state_dict(model.state_dict())
+        copied.step()
+        assert all(map(pydist.equal, mine, other.parameters()))
+    for name, said in (("text", "str"), ("on", "bool")):
+        with pytest.raises(CheckpointException, match=rf"{name}' is a tensor.*but {said}.*\(expected a number\)"):
+            checkpoint.load({name: pydist.zeros(())}, checkpoint_id=tmp_path / "a")
+
+
 def test_partial_loads(tmp_path):
     checkpoint.save({"x": pydist.ones(3), "extra": pydist.ones(2)}, checkpoint_id=tmp_path / "a")
     state = {"x": pydist.zeros(3), "new": pydist.zeros(2)}

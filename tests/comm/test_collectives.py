@@ -20,6 +20,25 @@ def strided(rank, dtype=pydist.float32):
     return (pydist.arange(6).reshape(2, 3).to(dtype) + 10 * rank).t()
 
 
+def test_empty_lists_of_ranks_without_one():
+    """As in PyTorch, where other ranks than the root may give [] or None; the root may not."""
+
+    def work(rank):
+        x, got, objects = pydist.full((2,), float(rank)), [pydist.zeros(2)] * (not rank) * 2, [None] * 2 * (not rank)
+        got = [t.clone() for t in got]
+        dist.gather(x, got)
+        dist.scatter(x, [t + 1 for t in got])
+        dist.gather_object(rank, objects)
+        if rank == 0:
+            for call in (lambda: dist.gather(x, []), lambda: dist.scatter(x, []), lambda: dist.gather_object(0, [])):
+                with pytest.raises(ValueError, match="expected"):
+                    call()
+        dist.barrier()
+        return [t.tolist() for t in got], x.tolist(), objects
+
+    assert ranks(2, work) == [([[0.0] * 2, [1.0] * 2], [1.0] * 2, [0, 1]), ([], [2.0] * 2, [])]
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_list_forms(world):
     def work(rank):

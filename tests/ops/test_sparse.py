@@ -389,7 +389,8 @@ def test_products(torch):
             lib.matmul(a, d), d.T @ a.t(), (c @ lib.eye(4, dtype=lib.float64).to_sparse()).to_dense(),
             lib.sparse.softmax(c, 1).to_dense(),
             lib.eye(3).to_sparse().indices(), lib.tensor(np.arange(12.0).reshape(3, 4)).sparse_mask(c).values(),
-            lib.sparse_coo_tensor((2, 3)).to_dense(), lib.sparse_coo_tensor([[0]], 2.0, (2,)).to_dense(),
+            lib.sparse_coo_tensor((2, 3)).to_dense(), lib.sparse_coo_tensor(size=(2, 3)).to_dense(),
+            lib.sparse_coo_tensor([[0]], 2.0, (2,)).to_dense(),
             lib.sparse.addmm(lib.ones(3, 3, dtype=lib.float64), a, d, beta=2, alpha=3), a.float().to_dense(),
         ])  # fmt: skip
     for ours, theirs in zip(*found, strict=True):

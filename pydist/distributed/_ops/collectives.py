@@ -152,18 +152,23 @@ def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=F
     return work if waits else for_call(group).reduce_scatter(output, input, op, async_op)
 
 
+def _filled(tensors):
+    """None for an empty list, which PyTorch takes in its place on ranks that give or get no list."""
+    return None if isinstance(tensors, list) and not tensors else tensors
+
+
 def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None):
-    """On rank `dst` (default 0): gather_list[r] = rank r's tensor. On other ranks gather_list is None. Cost: P steps;
+    """On rank `dst` (default 0): gather_list[r] = rank r's tensor. On other ranks gather_list is None or []. Cost: P steps;
     rank `dst` reads n(W-1), each other rank writes n."""
     dst = 0 if dst is None and group_dst is None else rank_of("gather", group, "dst", dst, group_dst)
-    return for_call(group).gather(gather_list, tensor, dst, async_op)
+    return for_call(group).gather(_filled(gather_list), tensor, dst, async_op)
 
 
 def scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None):
-    """tensor = scatter_list[this rank] of rank `src` (default 0). On other ranks scatter_list is None. Cost: P steps;
+    """tensor = scatter_list[this rank] of rank `src` (default 0). On other ranks scatter_list is None or []. Cost: P steps;
     rank `src` writes n(W-1), each other rank reads n; n is the size of one part in bytes."""
     src = 0 if src is None and group_src is None else rank_of("scatter", group, "src", src, group_src)
-    return for_call(group).scatter(tensor, scatter_list, src, async_op)
+    return for_call(group).scatter(tensor, _filled(scatter_list), src, async_op)
 
 
 def all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False):

@@ -72,14 +72,14 @@ def all_gather_object(object_list, obj, group=None):
 
 
 def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=None):
-    """On rank `dst` (default 0): object_gather_list[r] = rank r's obj. On other ranks the list is None."""
+    """On rank `dst` (default 0): object_gather_list[r] = rank r's obj. On other ranks the list is None or []."""
     op, group = "gather_object", for_call(group)
     if group.size < 0:
         return outside(op)
     dst = 0 if dst is None and group_dst is None else rank_of(op, group, "dst", dst, group_dst)
     if group.rank == dst:
         _check_list(op, "object_gather_list", object_gather_list, group.size)
-    elif object_gather_list is not None:
+    elif object_gather_list:
         raise ValueError(
             f"{op}: got an object_gather_list on rank {group.rank} (expected None, as it is not rank {dst})"
         )

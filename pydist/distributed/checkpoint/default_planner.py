@@ -33,6 +33,11 @@ def _is_tensor(value):
     return isinstance(value, (_C.Tensor, TensorPart))
 
 
+def _is_number(value):
+    """Whether it is a tensor that can take a number."""
+    return isinstance(value, _C.Tensor) and value.shape == () and _C.spread_of(value) is None
+
+
 def _plain(state):
     """The state by its own keys, for planners that do not flatten."""
     return dict(state), {key: (key,) for key in state}
@@ -151,12 +156,12 @@ class DefaultLoadPlanner(LoadPlanner):
             if stored is None:
                 if _is_tensor(value) or value != {}:  # PyTorch does not save empty dicts
                     missing.append(name)
-            elif isinstance(stored, BytesStorageMetadata) == _is_tensor(value):
+            elif isinstance(stored, BytesStorageMetadata) == _is_tensor(value) and not _is_number(value):
                 raise CheckpointException(
                     f"load: {name!r} is {'a tensor' if _is_tensor(value) else type(value).__name__} in the state, but "
                     f"{'no tensor' if _is_tensor(value) else 'a tensor'} in the checkpoint"
                 )
-            elif _is_tensor(value):
+            elif not isinstance(stored, BytesStorageMetadata):
                 items += self._tensor_items(name, value, stored)
             else:
                 items.append(ReadItem(LoadItemType.BYTE_IO, MetadataIndex(name), (0,), MetadataIndex(name), (0,), (0,)))
@@ -190,9 +195,17 @@ class DefaultLoadPlanner(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item, value):
-        """Replaces the value in the state."""
+        """Replaces the value in the state. A tensor without dimensions takes a number, such as a step count."""
         name = read_item.dest_index.fqn
         data = decode(name, value.read(), self.allow_pickle)
+        here = self.state_dict[name]
+        if _is_number(here):
+            if type(data) not in (int, float):
+                raise CheckpointException(
+                    f"load: {name!r} is a tensor in the state, but {type(data).__name__} in the checkpoint (expected a number)"
+                )
+            here.detach().fill_(data)
+            return
         self.state_dict[name] = data
         put(self.original_state_dict, self.mappings[name], data)
 
