@@ -46,17 +46,24 @@ def free_port():
 
 
 class Ranks:
-    """Processes of one library, one for each rank, that run a program and do what they are asked for."""
+    """Processes of one library, one for each rank, that run a program and do what they are asked for. `within`: for each
+    rank the words before its command (hosts.py)."""
 
-    def __init__(self, lib, world, program="rpc_rank.py", **variables):
+    def __init__(self, lib, world, program="rpc_rank.py", within=None, **variables):
         self.lib, self.world = lib, world
         self.log = tempfile.TemporaryFile("w+")
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
         self.connections, self.processes = [], []
-        for _ in range(world):
+        for rank in range(world):
             ours, theirs = Pipe()
-            command = [sys.executable, str(PROGRAMS / program), lib, str(theirs.fileno())]
+            command = [
+                *(within[rank] if within else ()),
+                sys.executable,
+                str(PROGRAMS / program),
+                lib,
+                str(theirs.fileno()),
+            ]
             self.processes.append(
                 subprocess.Popen(command, env=env, stdout=self.log, stderr=self.log, pass_fds=[theirs.fileno()])
             )

@@ -3,6 +3,7 @@ DESCRIPTOR a connection to the harness. It does what the harness orders, (method
 value) or ("failed", text)."""
 
 import hashlib
+import mmap
 import os
 import sys
 import threading
@@ -23,11 +24,26 @@ def pss():
         return next(int(line.split()[1]) for line in file if line.startswith("Pss:")) * 1024
 
 
+def pss_of_wholes(model):
+    """The part of pss() that the memory of all units has."""
+    starts = {state.unit.whole(0).data_ptr() for m in model.modules() if (state := m.__dict__.get("_fsdp"))}
+    total, counts = 0, False
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            head = line.split(None, 1)[0]
+            if "-" in head:
+                begin, end = (int(part, 16) for part in head.split("-"))
+                counts = any(begin <= start < end for start in starts)
+            elif counts and head == "Pss:":
+                total += int(line.split()[1]) * 1024
+    return total
+
+
 class Sampler:
-    """The highest pss() while it is open, in a thread."""
+    """(time, pss()) again and again while it is open, in a thread."""
 
     def __enter__(self):
-        self.highest, self.stop = pss(), threading.Event()
+        self.seen, self.stop = [(time.monotonic(), pss())], threading.Event()
         self.thread = threading.Thread(target=self.look)
         self.thread.start()
         return self
@@ -35,40 +51,50 @@ class Sampler:
     def look(self):
         wait = SAMPLES
         while not self.stop.wait(wait):
-            begin = time.perf_counter()
-            self.highest = max(self.highest, pss())
-            wait = max(SAMPLES, 2 * (time.perf_counter() - begin))
+            begin = time.monotonic()
+            self.seen.append((begin, pss()))
+            wait = max(SAMPLES, 2 * (time.monotonic() - begin))
 
     def __exit__(self, *error):
         self.stop.set()
         self.thread.join()
+        self.seen.append((time.monotonic(), pss()))
+
+    @property
+    def highest(self):
+        return max(held for _, held in self.seen)
 
 
 class Rank:
-    def init(self, rank, world, port):
-        """The level of memory after the import."""
+    def init(self, rank, world, port, address="127.0.0.1", local=None):
+        """The level of memory after the import. `local`: the ranks of a host, if not all are on one."""
+        local = local or world
         os.environ.update(
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank),
-            LOCAL_WORLD_SIZE=str(world),
+            MASTER_ADDR=address, MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank % local),
+            LOCAL_WORLD_SIZE=str(local),
         )  # fmt: skip
         lib.set_num_threads(1)
         dist.init_process_group(*(["gloo"] if lib.__name__ == "torch" else []))
-        self.rank, self.world, self.level = rank, world, pss()
+        self.rank, self.world, self.local, self.level = rank, world, local, pss()
         return self.level
 
-    def make(self, form, size, texts, tokens, low):
+    def make(self, form, size, texts, tokens, low, rule="AdamW"):
         """A model and its optimizer; the batch is this rank's share of `texts`."""
         lib.manual_seed(0)
         sizes = list(gpt.SIZES[size])
         sizes[3] = tokens
         gpt.SIZES["asked"] = tuple(sizes)
         model = gpt.gpt(lib, "asked")
-        if form == "fully_shard":
+        if form in ("fully_shard", "hsdp"):
             fsdp = import_module(f"{lib.__name__}.distributed.fsdp")
             policy = fsdp.MixedPrecisionPolicy(lib.bfloat16, lib.float32) if low else fsdp.MixedPrecisionPolicy()
+            mesh = None
+            if form == "hsdp":  # shards inside of a host, replicas between hosts
+                make = import_module(f"{lib.__name__}.distributed.device_mesh").init_device_mesh
+                mesh = make("cpu", (self.world // self.local, self.local), mesh_dim_names=("replicate", "shard"))
             for block in model.blocks:
-                fsdp.fully_shard(block, mp_policy=policy)
-            fsdp.fully_shard(model, mp_policy=policy)
+                fsdp.fully_shard(block, mp_policy=policy, mesh=mesh)
+            fsdp.fully_shard(model, mp_policy=policy, mesh=mesh)
         elif form == "fsdp1":
             fsdp = import_module(f"{lib.__name__}.distributed.fsdp")
             wrap = import_module(f"{lib.__name__}.distributed.fsdp.wrap")
@@ -78,10 +104,10 @@ class Rank:
             model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         if form == "zero1":
             zero = import_module(f"{lib.__name__}.distributed.optim").ZeroRedundancyOptimizer
-            self.optimizer = zero(model.parameters(), optim.AdamW, parameters_as_bucket_view=True, lr=3e-4)
+            self.optimizer = zero(model.parameters(), getattr(optim, rule), parameters_as_bucket_view=True, lr=3e-4)
         else:
             fused = gpt.BEST["torch"] if lib.__name__ == "torch" else {}
-            self.optimizer = optim.AdamW(model.parameters(), lr=3e-4, **fused)
+            self.optimizer = getattr(optim, rule)(model.parameters(), lr=3e-4, **fused)
         self.model, self.form = model, form
         vocabulary, share = sizes[5], texts // self.world
         lib.manual_seed(1)
@@ -104,6 +130,29 @@ class Rank:
             seconds.append(time.perf_counter() - begin)
         return seconds
 
+    def updates(self, count):
+        """The seconds of each step of the optimizer alone, all of the gradients of one backward."""
+        if all(p.grad is None for p in self.model.parameters()):
+            self.model(*self.batch).backward()
+        seconds = []
+        for _ in range(count):
+            dist.barrier()
+            begin = time.perf_counter()
+            self.optimizer.step()
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+    def norms(self, elements, rounds):
+        """(seconds of the exact sum of squares, seconds of reading by sum()) of each round."""
+        x, squares, found = lib.randn(elements), import_module(f"{lib.__name__}._C").exact_squares, []
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            squares([x])
+            middle = time.perf_counter()
+            x.sum()
+            found.append((middle - begin, time.perf_counter() - middle))
+        return found
+
     def memory(self, count):
         """The highest bytes in `count` steps, less the level after the import."""
         with Sampler() as seen:
@@ -120,8 +169,8 @@ class Rank:
         return digest.hexdigest()[:16]
 
     def construct(self, size, tokens):
-        """The highest bytes while a model that began on meta is sharded and filled, less the level before; its
-        parameters."""
+        """(time, bytes above the level before) again and again while a model that began on meta is sharded and filled; the
+        bytes of its units; its parameters."""
         fsdp = import_module(f"{lib.__name__}.distributed.fsdp")
         sizes = list(gpt.SIZES[size])
         sizes[3] = tokens
@@ -137,7 +186,30 @@ class Rank:
             with lib.no_grad():
                 for p in model.parameters():
                     p.fill_(0.5)
-        return seen.highest - before, sum(p.numel() for p in model.parameters())
+        dist.barrier()
+        return (
+            [(at, held - before) for at, held in seen.seen],
+            pss_of_wholes(model),
+            sum(p.numel() for p in model.parameters()),
+        )
+
+    def pages(self, rounds):
+        """Seconds of a product and of a sum that read a weight, as lists by where it lies: private memory, shared memory as
+        pydist makes it, and shared memory of small pages."""
+        rows, width = 50304, 768
+        private = lib.full((rows, width), 0.01)
+        fd = os.memfd_create("small")
+        os.posix_fallocate(fd, 0, rows * width * 4)
+        small = lib.frombuffer(mmap.mmap(fd, rows * width * 4), dtype=lib.float32).view(rows, width).fill_(0.01)
+        weights = {"private": private, "shared": private.clone().share_memory_(), "shared, small pages": small}
+        x, found = lib.randn(128, width), {name: ([], []) for name in weights}
+        for _ in range(rounds):
+            for name, weight in weights.items():
+                for run, seconds in zip((lambda w: nn.functional.linear(x, w), lib.sum), found[name], strict=True):
+                    begin = time.perf_counter()
+                    run(weight)
+                    seconds.append(time.perf_counter() - begin)
+        return found
 
 
 def main():

@@ -5,6 +5,7 @@ from functools import partial
 BEST = {"torch": {"fused": True}}
 # layers, heads, width, tokens of a text, texts, vocabulary; as nanoGPT names its sizes
 SIZES = {"nano": (4, 4, 128, 64, 12, 65), "baby": (6, 6, 384, 256, 8, 65), "124M": (12, 12, 768, 64, 4, 50304),
+         "355M": (24, 16, 1024, 64, 4, 50304),
          "124M-1024": (12, 12, 768, 1024, 32, 50304)}  # fmt: skip
 
 

@@ -99,7 +99,10 @@ def worker(rank, program, seed, victim, stop):
     turns = program(rng, [other for other in ACTIVE if other != rank]) if rank in ACTIVE else None
     if turns:
         next(turns)
-    pid = rpc.api._all_gather(os.getpid())[f"worker{victim}"]  # all are ready
+    try:
+        pid = rpc.api._all_gather(os.getpid())[f"worker{victim}"]  # all are ready
+    except PeerFailed as error:  # others were ready before, and the victim had the store
+        at["failed"], at["error"], turns = time.monotonic(), error, None
 
     def kill():
         at["killed"] = time.monotonic()
