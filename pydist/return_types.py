@@ -12,5 +12,4 @@ def __getattr__(name):
     found = None if name.startswith("_") else getattr(getattr(pydist, name, None), "result", None)
     if found is None:
         raise AttributeError(f"pydist has no return_types.{name}", name=name)
-    globals()[name] = found
     return found

@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,60 +16,24 @@ from lib.transactions import QUIET, SCRIPT, replay
 from pydist.testing import run_ranks
 
 TOP = Path(__file__).resolve().parents[2]
-
-
-def can_make_namespaces():
-    if os.geteuid() or not shutil.which("ip"):
-        return False
-    name = f"pdtry{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
-    if made:
-        subprocess.run(["ip", "netns", "del", name], check=True)
-    return made
-
+sys.path.insert(0, str(TOP))
+from benchmarks.hosts import Hosts as Namespaces
+from benchmarks.hosts import can_make_namespaces, ip
 
 pytestmark = pytest.mark.skipif(not can_make_namespaces(), reason="no root or no `ip`: several hosts were NOT tested")
 
 
-def ip(*words):
-    done = subprocess.run(["ip", *words], capture_output=True, text=True)
-    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
-
-
-class Hosts:
-    """Namespaces pd<pid>-0, -1, ... with addresses 10.213.0.2, 10.213.1.2, ..., and a router between them."""
+class Hosts(Namespaces):
+    """Hosts on which launchers run a script."""
 
     def __init__(self, count, folder, on_failure="stop"):
-        self.on_failure = on_failure
-        self.tag, self.count, self.folder, self.jobs = f"pd{os.getpid() % 100000}", count, folder, []
+        super().__init__(count)
+        self.on_failure, self.folder, self.jobs = on_failure, folder, []
         self.secret = folder / "secret"
         self.secret.write_bytes(os.urandom(32))
         self.secret.chmod(0o600)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-
-    def __enter__(self):
-        try:
-            ip("netns", "add", f"{self.tag}-router")
-            self.inside("router", "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
-            for host in range(self.count):
-                self.plug_in(host)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def plug_in(self, host):
-        ip("netns", "add", f"{self.tag}-{host}")
-        cable, end = f"{self.tag}c{host}", f"{self.tag}e{host}"
-        ip("link", "add", cable, "type", "veth", "peer", "name", end)
-        ip("link", "set", cable, "netns", f"{self.tag}-router")
-        ip("link", "set", end, "netns", f"{self.tag}-{host}")
-        for where, device, address in (("router", cable, f"10.213.{host}.1"), (host, end, self.address(host))):
-            self.inside(where, "ip", "address", "add", f"{address}/24", "dev", device)
-            self.inside(where, "ip", "link", "set", device, "up")
-        self.inside(host, "ip", "link", "set", "lo", "up")
-        self.inside(host, "ip", "route", "add", "default", "via", f"10.213.{host}.1")
 
     def plug_in_twice(self, host):
         """A second cable, which this host takes where it can."""
@@ -91,17 +54,7 @@ class Hosts:
             job.kill()
             job.wait()
             job.stdout.close()
-        for name in [*range(self.count), "router"]:
-            subprocess.run(["ip", "netns", "del", f"{self.tag}-{name}"], capture_output=True)
-
-    def address(self, host):
-        return f"10.213.{host}.2"
-
-    def command(self, host):
-        return ["ip", "netns", "exec", f"{self.tag}-{host}"]
-
-    def inside(self, host, *words):
-        return subprocess.run([*self.command(host), *words], check=True, capture_output=True, text=True)
+        super().__exit__()
 
     def cut_cable(self, host, which="c"):
         self.inside("router", "ip", "link", "set", f"{self.tag}{which}{host}", "down")
@@ -191,6 +144,38 @@ def test_the_bits_of_one_host(count, tmp_path):
     near = hosts.said()
     assert {one.pop("transport") for one in far} == {"tcp"} and {one.pop("transport") for one in near} == {"shm"}
     assert far == near
+
+
+SHARDED_MODELS = """
+import sys
+sys.path.insert(0, os.path.join(os.environ["PYTHONPATH"].split(os.pathsep)[0], "tests"))
+from lib.sharded_models import assert_same, gpt, reference, sharded, train
+from pydist.distributed.device_mesh import init_device_mesh
+
+def sync(model, on):
+    model.set_requires_gradient_sync(on)
+
+kinds = {}
+for parts in (1, 2):
+    expected = reference(parts=parts, clip=0.3)
+    for name, shape in {"windows": None, "replicas": (2, 2)}.items():
+        mesh = None if shape is None else init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        model = sharded(gpt(), mesh=mesh)
+        assert_same(model, *train(model, model.parameters(), parts=parts, clip=0.3, sync=sync), expected)
+        kinds[name] = model._fsdp.unit.kind
+say(kinds=kinds, bits=[loss.hex() for loss in expected[0]], transport=dist.group.WORLD.transport)
+dist.destroy_process_group()
+"""
+
+
+def test_the_bits_of_sharded_models(tmp_path):
+    """Over hosts wholes are gathered into windows; shards inside of a host, replicas between hosts: nothing is gathered."""
+    with Hosts(2, tmp_path) as hosts:
+        hosts.start(HEAD + SHARDED_MODELS)
+        for code, text in hosts.finish():
+            assert code == 0, text
+        for one in hosts.said():
+            assert one["kinds"] == {"windows": "gathered", "replicas": "common"} and one["transport"] == "tcp"
 
 
 def test_two_cables_of_which_one_is_dead(tmp_path):

@@ -1,7 +1,10 @@
 """Tensors of several processes: shared memory, queues, pipes, arguments."""
 
+import ctypes
 import gc
+import mmap
 import os
+import re
 
 import pytest
 
@@ -88,6 +91,33 @@ def test_share_memory_():
     assert x.share_memory_().data_ptr() == x.data_ptr()
     model = nn.Linear(2, 2)
     assert model.share_memory() is model and all(p.is_shared() for p in model.parameters())
+
+
+def kernel_gives_huge_pages(size):
+    """Whether Linux makes a huge page of shared memory on demand here."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    fd = os.memfd_create("probe")
+    os.posix_fallocate(fd, 0, size)
+    start = libc.mmap(None, 2 * size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    at = libc.mmap(-(-start // size) * size, size, 3, mmap.MAP_SHARED | 0x10, fd, 0)  # 0x10: exactly there
+    given = libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(size), 25) == 0
+    libc.munmap(ctypes.c_void_p(start), ctypes.c_size_t(2 * size))
+    os.close(fd)
+    return given
+
+
+def test_large_memory_lies_in_huge_pages():
+    huge = 2 << 20
+    if not kernel_gives_huge_pages(huge):
+        pytest.skip("this kernel makes no huge pages of shared memory on demand")
+    t = pydist.zeros(9 << 20, dtype=pydist.uint8).share_memory_()
+    assert t.data_ptr() % huge == 0
+    with open("/proc/self/smaps") as file:
+        entries = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", file.read())
+    own = next(e for e in entries if e.startswith(f"{t.data_ptr():x}-"))
+    assert int(re.search(r"ShmemPmdMapped: +(\d+) kB", own)[1]) == 8 << 10
 
 
 def test_memory_and_descriptors_are_given_back():

@@ -13,13 +13,14 @@ import signal
 import sys
 import time
 
+from lib.processes import within
 from lib.steps import LARGE, SHAPES, in_fork, join, look, newest, prepare, saves, state_of
 from pydist import _C
 from pydist import distributed as dist
 from pydist.distributed import checkpoint
 from pydist.distributed.checkpoint import _writing, manager
 
-PATIENCE = 60.0 * float(os.environ.get("FULL_SLOW", 1))  # s until a job counts as one that hangs
+PATIENCE = within(60.0)  # s until a job counts as one that hangs
 
 
 def said(folder):

@@ -12,7 +12,8 @@ import pydist
 from lib.control import all_good, finish, free_port
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(pydist.__file__)))
-SLOW = float(os.environ.get("FULL_SLOW", 1))  # how much slower this build is than a usual one
+# How much slower tests run than alone in a usual build: beside others (pytest-xdist), or as FULL_SLOW says.
+SLOW = float(os.environ.get("FULL_SLOW", os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
 
 
 def within(seconds):
@@ -51,12 +52,22 @@ def launch(*args, timeout=20, **more):
     return process.returncode, out, err, time.monotonic() - begin
 
 
+# A process with PyTorch's gloo may abort at its exit, after all is said: a thread of it is not joined.
+LEAVE = """
+import os
+sys.stdout.flush()
+if "torch" in sys.modules:
+    os._exit(0)
+"""
+
+
 def run_beside(program, world, runs):
-    """What rank 0 of a job prints, as JSON; the ranks run the same text, and read `runs` from their input, as JSON."""
+    """What rank 0 of a job prints, as JSON; the ranks run the same text, which imports sys, and read `runs` from their
+    input, as JSON."""
     where = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", program],
+            [sys.executable, "-c", program + LEAVE],
             env=environment(RANK=str(rank), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", **where),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -193,7 +193,11 @@ def test_autograd_names_no_op():
 
 # What a thread may keep between calls: a state or memory of its own. No argument of a call travels there.
 THREAD_LOCALS = {
-    "autograd/apply": {"pd_selecting", "pd_parts_are_plain"},  # its selective checkpoint; the mode of DTensors
+    "autograd/apply": {  # its selective checkpoint; the mode of DTensors; what it carries on between kernels
+        "pd_selecting",
+        "pd_parts_are_plain",
+        "pd_between_kernels",
+    },  # fmt: skip
     "autograd/autocast": {"pd_autocast", "region"},  # the mode, and the casts of its region
     "autograd/engine": {"current"},  # the backward that it runs
     "autograd/program": {"pd_recorder_here", "text"},  # its recording; a message
@@ -207,6 +211,7 @@ THREAD_LOCALS = {
     "base/threads": {"own", "inside"},
     "comm/group/queue": {"here"},  # its address is the thread's name
     "comm/group/readers": {"here"},  # the same
+    "parallel/between": {"groups", "looked"},  # whose works it carries on, and when it has last done so
     "device/cpu": {"pd_device_here"},
     "device/cuda": {"here"},  # its stream, and what its op has got so far
     "device/device": {"pd_device_here"},
@@ -369,7 +374,8 @@ def test_the_next_test_can_fail(text):
 def test_distributed_does_not_know_nn():
     """nn.parallel stands on distributed, and registers with it (distributed/member.py). Some files have PyTorch's names of
     what stands in nn, and find it when they are asked for it."""
-    aliases = ("nn/api/remote_module.py", "algorithms/_checkpoint/checkpoint_wrapper.py",
+    aliases = ("nn/api/remote_module.py", "algorithms/_checkpoint/checkpoint_wrapper.py", "_composable/fsdp/__init__.py",
+               *(f"_composable/{name}.py" for name in ("__init__", "contract", "replicate", "checkpoint_activation")),
                *(f"distributed/fsdp/{name}.py" for name in ("__init__", "api", "fully_sharded_data_parallel", "sharded_grad_scaler", "wrap")))  # fmt: skip
     wrong = [f"{path}:{line}" for path in files("*.py") if path.parts[:2] == ("pydist", "distributed") and not str(path).endswith(aliases)
              for line in uses_nn((TOP / path).read_text())]  # fmt: skip
