@@ -409,7 +409,8 @@ def test_gradients_of_a_worker_that_has_left():
             with autograd.context() as context_id:
                 x = pydist.ones(3, requires_grad=True)
                 y = rpc.rpc_sync("worker1", pydist.mul, args=(x, 2))
-                rpc.rpc_async("worker1", os._exit, args=(0,))
+                with pytest.raises(DistError, match="worker1"):
+                    rpc.rpc_sync("worker1", os._exit, args=(0,))
                 begin = time.monotonic()
                 with pytest.raises(DistError, match="worker1 .rank 1. is gone"):
                     autograd.backward(context_id, [y.sum()])
