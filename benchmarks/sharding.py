@@ -1,10 +1,14 @@
-"""`python -m benchmarks.sharding {speed,hosts,memory,bits,construct,step,norms,pages} [options]`: sharded training, beside torch.
+"""`python -m benchmarks.sharding {speed,alone,hosts,memory,bits,construct,step,norms,pages} [options]`: sharded training,
+beside torch.
 
 speed: tokens per second of a GPT that fully_shard has sharded, beside DistributedDataParallel and torch's fully_shard over
 gloo, each rank with one thread. The forms' processes live until the end and train in turns; a ratio is the median of the
 rounds' ratios of tokens per second: more is better.
 
-hosts: the same on two hosts, which are network namespaces of this machine (root only), over tcp: DistributedDataParallel,
+alone: the seconds of a step with fully_shard in a world of one over those without it, each the mean of `--processes`
+processes, since their steps differ by more than what is asked; +- its standard error. They train in turns, in random order.
+
+hosts: the same as speed on two hosts, which are network namespaces of this machine (root only), over tcp: DistributedDataParallel,
 fully_shard over all ranks, whose parameters are gathered, and fully_shard on a mesh with shards inside of a host and
 replicas between hosts. --ranks are those of both hosts. The hashes of the parameters in the end have to be equal.
 
@@ -30,6 +34,7 @@ huge pages, and in shared memory of small pages.
 
 import argparse
 import itertools
+import random
 import statistics
 
 from benchmarks.hosts import Hosts
@@ -39,6 +44,7 @@ from benchmarks.rpc import Ranks, free_port
 
 PROGRAM = "sharded_rank.py"
 FORMS = {  # name: library, form, variables, 16 bits
+    "without sharding": ("pydist", "plain", {}, False),
     "DistributedDataParallel": ("pydist", "ddp", {}, False),
     "ZeroRedundancyOptimizer": ("pydist", "zero1", {}, False),
     "fully_shard": ("pydist", "fully_shard", {}, False),
@@ -50,7 +56,7 @@ FORMS = {  # name: library, form, variables, 16 bits
     "torch, fully_shard": ("torch", "fully_shard", {}, False),
 }
 MIB = 1 << 20
-MOST = {"step": 0.7, "norms": 1.5}  # of the ratios of these cases, for 2 ranks
+MOST = {"step": 0.7, "norms": 1.5, "alone": 1.01}  # of the ratios of these cases, for 2 ranks
 
 
 def peer(name, world, args, model=True, rule="AdamW", hosts=None):
@@ -113,6 +119,30 @@ def speed(args):
         rounds, _ = train_in_turns(names, world, args)
         print(f"{args.model}, {world} ranks of 1 thread, batch {args.batch} x {args.length}")
         show(names, rounds, args)
+
+
+def alone(args):
+    names = ["without sharding", "fully_shard", "fully_shard", "without sharding"] * (args.processes // 2)
+    peers = []
+    try:
+        for name in names:
+            peers.append(peer(name, 1, args))
+            peers[-1].ask_all("steps", 3)
+        seconds = [[] for _ in peers]
+        for _ in range(args.rounds):
+            for k in random.sample(range(len(peers)), len(peers)):
+                seconds[k] += peers[k].ask_all("steps", args.steps)[0]
+    finally:
+        for ranks in peers:
+            ranks.close()
+    each = {name: [statistics.median(s) for s, n in zip(seconds, names, strict=True) if n == name] for name in names}
+    plain, sharded = (statistics.mean(each[name]) for name in names[:2])
+    error = sum(statistics.variance(s) / len(s) for s in each.values()) ** 0.5 / plain
+    print(
+        f"{args.model}, a world of one, batch {args.batch} x {args.length}: {plain * 1e3:.2f} ms, with fully_shard "
+        f"{sharded * 1e3:.2f} ms, {sharded / plain:.4f} +- {error:.4f}"
+    )
+    return 1 if sharded / plain - error > MOST["alone"] else 0
 
 
 def hosts(args):
@@ -246,13 +276,16 @@ def pages(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "hosts", "memory", "bits", "construct", "step", "norms", "pages"])
+    parser.add_argument(
+        "what", choices=["speed", "alone", "hosts", "memory", "bits", "construct", "step", "norms", "pages"]
+    )
     parser.add_argument("--model", default="nano", help="a size of workloads/gpt.py: nano, baby, 124M, 355M")
     parser.add_argument("--ranks", default="2", type=lambda text: [int(n) for n in text.split(",")])
     parser.add_argument("--batch", default=12, type=int, help="texts of all ranks together")
     parser.add_argument("--length", default=64, type=int, help="tokens of a text")
     parser.add_argument("--steps", default=10, type=int)
     parser.add_argument("--rounds", default=5, type=int)
+    parser.add_argument("--processes", default=32, type=int, help="for alone: of each form, an even number")
     parser.add_argument("--optimizers", default="AdamW,LAMB", type=lambda text: text.split(","), help="for bits")
     parser.add_argument("--forms", metavar="FORM; FORM", help=f"only these of: {'; '.join(FORMS)}")
     parser.add_argument("--elements", default=124_000_000, type=int, help="for norms")
@@ -260,6 +293,7 @@ def main():
     print(machine())
     cases = {
         "speed": speed,
+        "alone": alone,
         "hosts": hosts,
         "pages": pages,
         "memory": memory,

@@ -5,6 +5,8 @@
 #include "py/comm/comm_impl.h"
 #include "py/py.h"
 
+#include <structmember.h>
+
 /* ---- units ------------------------------------------------------------------------------------------------------- */
 
 /* A place of a module that shows the shard, and inside of forward the whole. */
@@ -21,6 +23,7 @@ typedef struct {
     size_t count, room;
     int inside;  /* enters that no leave has followed */
     bool shown;  /* the places show the wholes */
+    char stays;  /* also when a backward has ended */
 } pyunit;
 
 static pd_unit *unit_of(PyObject *o) { return ((pyunit *)o)->u; }
@@ -204,24 +207,25 @@ static int put(pyunit *self, bool wholes) {
     return 0;
 }
 
-static PyObject *enter(PyObject *o, PyObject *keeps) {
-    pyunit *self = (pyunit *)o;
-    bool keep;
-    if (!pd_py_truth(keeps, &keep)) return NULL;
-    PD_PY_TRY(pd_unit_gather(self->u, keep ? PD_IN_OWN : PD_IN_RING, pd_py_site()));
-    if (!self->shown && put(self, true)) return NULL;
+/* A forward begins: the places show wholes, which are there. keep: they will stay. */
+static int enter(pyunit *self, bool keep) {
+    pd_status status = pd_unit_gather(self->u, keep ? PD_IN_OWN : PD_IN_RING, pd_py_site());
+    if (status) {
+        pd_py_raise(status);
+        return -1;
+    }
+    if (!self->shown && put(self, true)) return -1;
     self->inside++;
-    Py_RETURN_NONE;
+    return 0;
 }
 
-static PyObject *leave(PyObject *o, PyObject *keeps) {
-    pyunit *self = (pyunit *)o;
-    bool keep;
-    if (!pd_py_truth(keeps, &keep)) return NULL;
-    if (--self->inside > 0 || keep) Py_RETURN_NONE;
-    if (put(self, false)) return NULL;
-    PD_PY_TRY(pd_unit_drop(self->u));
-    Py_RETURN_NONE;
+/* It ends: the places show shards, unless keep or an outer forward goes on. */
+static int leave(pyunit *self, bool keep) {
+    if (--self->inside > 0 || keep) return 0;
+    if (put(self, false)) return -1;
+    pd_status status = pd_unit_drop(self->u);
+    if (status) pd_py_raise(status);
+    return status ? -1 : 0;
 }
 
 static PyObject *start(PyObject *o, PyObject *ahead) {
@@ -246,6 +250,12 @@ static PyObject *reshard(PyObject *o, PyObject *unused) {
     if (self->inside > 0) Py_RETURN_NONE;
     if (put(self, false)) return NULL;
     PD_PY_TRY(pd_unit_drop(self->u));
+    Py_RETURN_NONE;
+}
+
+static PyObject *end_backward(PyObject *o, PyObject *unused) {
+    const pyunit *self = (pyunit *)o;
+    if (self->shown && !self->stays) return reshard(o, unused);
     Py_RETURN_NONE;
 }
 
@@ -294,15 +304,12 @@ static PyMethodDef unit_methods[] = {
     {"whole", whole_of, METH_O, "whole(param)\n\nThe parameter's whole."},
     {"intact", intact, METH_NOARGS,
      "intact()\n\nWhether all places show shards or wholes of the unit, and all memory is where it should be."},
-    {"enter", enter, METH_O,
-     "enter(keep)\n\nA forward begins: the places show wholes, which are there. keep: they will stay."},
-    {"leave", leave, METH_O,
-     "leave(keep)\n\nIt ends: the places show shards, unless keep or an outer forward goes on."},
     {"start", start, METH_O,
      "start(ahead)\n\nBegins to gather; ahead: if there is a window that nobody uses, else into memory of its own."},
     {"unshard", unshard, METH_O,
      "unshard(keep)\n\nThe places show wholes, which are there. keep: they will stay."},
     {"reshard", reshard, METH_NOARGS, "reshard()\n\nThe places show shards, unless a forward goes on."},
+    {"end_backward", end_backward, METH_NOARGS, "end_backward()\n\nreshard(), unless wholes stay."},
     {"settle", settle, METH_O,
      "settle(first)\n\nMoves shards to the unit's memory; first: with the values of the wholes. All ranks call it."},
     {0},
@@ -320,9 +327,13 @@ static PyGetSetDef unit_getset[] = {
     {"nbytes", get_bytes, NULL, "The bytes of all wholes in common memory; 0: there is none.", NULL},
     {0},
 };
+static PyMemberDef unit_members[] = {
+    {"stays", T_BOOL, offsetof(pyunit, stays), 0, "Whether the places show wholes when a backward has ended."},
+    {0},
+};
 static PyType_Slot unit_slots[] = {
     {Py_tp_new, unit_new}, {Py_tp_dealloc, unit_dealloc}, {Py_tp_traverse, unit_traverse}, {Py_tp_clear, unit_clear},
-    {Py_tp_methods, unit_methods}, {Py_tp_getset, unit_getset},
+    {Py_tp_methods, unit_methods}, {Py_tp_getset, unit_getset}, {Py_tp_members, unit_members},
     {Py_tp_doc, "ShardUnit(group, params, names, dims, low=None, gathered=False)\n\nParameters that are sharded "
                 "together (csrc/parallel/unit.h). All ranks of the group make it."},
     {0},
@@ -381,17 +392,59 @@ static void model_dealloc(PyObject *o) {
     Py_DECREF(type);
 }
 
-static PyObject *model_enter(PyObject *self, PyObject *unused) {
-    (void)unused;
-    bool outermost;
+/* Of enter(units, keep) and leave(units, keep). */
+static bool read_units(PyObject *const *args, Py_ssize_t n, const char *op, PyObject **units, bool *keep) {
+    if (n != 2 || !PyTuple_Check(args[0])) {
+        PyErr_Format(PyExc_TypeError, "%s: expected a tuple of ShardUnits and a bool", op);
+        return false;
+    }
+    *units = args[0];
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(*units); i++)
+        if (Py_TYPE(PyTuple_GET_ITEM(*units, i)) != (PyTypeObject *)pd_py.ShardUnit) {
+            PyErr_Format(PyExc_TypeError, "%s: unit %zd is %.100s (expected ShardUnit)", op, i,
+                         Py_TYPE(PyTuple_GET_ITEM(*units, i))->tp_name);
+            return false;
+        }
+    return pd_py_truth(args[1], keep);
+}
+
+/* Leaves the first n units, also if one of them fails. */
+static int leave_units(PyObject *units, Py_ssize_t n, bool keep) {
+    PyObject *type = NULL, *value, *traceback;
+    while (n--)
+        if (leave((pyunit *)PyTuple_GET_ITEM(units, n), keep)) {
+            if (type) PyErr_Clear();
+            else PyErr_Fetch(&type, &value, &traceback);
+        }
+    if (type) PyErr_Restore(type, value, traceback);
+    return type ? -1 : 0;
+}
+
+static PyObject *model_enter(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    PyObject *units;
+    bool keep, outermost;
+    if (!read_units(args, n, "enter", &units, &keep)) return NULL;
     if (pd_is_recording()) pd_record_refuse("it runs a sharded module");
     PD_PY_TRY(pd_sharded_enter(model_of(self), pd_py_site(), &outermost));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(units); i++) {
+        if (!enter((pyunit *)PyTuple_GET_ITEM(units, i), keep)) continue;
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        if (leave_units(units, i, false)) PyErr_Clear();
+        PyErr_Restore(type, value, traceback);
+        pd_sharded_leave(model_of(self));
+        return NULL;
+    }
     return PyBool_FromLong(outermost);
 }
 
-static PyObject *model_leave(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *model_leave(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    PyObject *units;
+    bool keep;
+    if (!read_units(args, n, "leave", &units, &keep)) return NULL;
+    int failed = leave_units(units, PyTuple_GET_SIZE(units), keep);
     pd_sharded_leave(model_of(self));
+    if (failed) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -425,9 +478,11 @@ static PyObject *set_end(PyObject *self, PyObject *fn) {
 }
 
 static PyMethodDef model_methods[] = {
-    {"enter", model_enter, METH_NOARGS,
-     "enter()\n\nA forward begins; calls nest. Returns whether it is the outermost one."},
-    {"leave", model_leave, METH_NOARGS, "leave()\n\nIt ends."},
+    {"enter", (PyCFunction)(void (*)(void))model_enter, METH_FASTCALL,
+     "enter(units, keep)\n\nA forward begins, which shows the wholes of these units in their places; calls nest. keep: "
+     "they will stay. Returns whether it is the outermost one."},
+    {"leave", (PyCFunction)(void (*)(void))model_leave, METH_FASTCALL,
+     "leave(units, keep)\n\nIt ends: the places show shards, unless keep or an outer forward goes on."},
     {"shadow", model_shadow, METH_NOARGS,
      "shadow()\n\nTakes part in the backward that the other ranks run; this rank's gradients are zeros."},
     {"set_options", (PyCFunction)(void (*)(void))set_options, METH_VARARGS | METH_KEYWORDS,

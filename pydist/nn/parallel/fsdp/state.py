@@ -48,15 +48,12 @@ def is_private():
 def before_backward(result, fn):
     """fn() is called when a gradient of a tensor in `result` comes."""
 
-    def hook(grad):
-        fn()
-
     def watch(item):
         if item.requires_grad and not item.is_leaf:
-            item.register_hook(hook)
+            item.register_hook(lambda grad: fn())
         return item
 
-    return _each_tensor(watch, result)
+    return watch(result) if type(result) is _C.Tensor else _each_tensor(watch, result)
 
 
 def _check_values(module, error):
@@ -108,6 +105,7 @@ class Model:
         for state in (*reversed(states[1:]), states[0]):  # about the order in which backward has their gradients
             if state.unit is not None and all(state.unit is not unit for unit in self.units):
                 self.units.append(state.unit)
+        self.gathered = bool(self.units) and self.units[0].kind == "gathered"  # as all of them
         self.engine = None
         self.forward, self.backward, self.in_forward = Order(), Order(), False
         if self.units:
@@ -127,17 +125,17 @@ class Model:
     def begin_forward(self, state):
         """The outermost forward begins, that of this state's module. Only those of the whole model have an order: a module
         below may run by itself, and again in backward."""
-        self.in_forward = state is self._states[0]()
-        self.forward.begin()
-        self.backward.begin()
+        if self.gathered:
+            self.in_forward = state is self._states[0]()
+            self.forward.begin()
+            self.backward.begin()
 
     def begin_backward(self):
         """Shows the wholes that are there in all places, for forwards that backward runs again (checkpoints)."""
         if self.begun is not None:
             self.begun()
-        for unit in self.units:
-            if unit.kind != "gathered":
-                unit.unshard(False)
+        for unit in () if self.gathered else self.units:
+            unit.unshard(False)
 
     def number_of(self, unit):
         """The unit's place among the units."""
@@ -152,14 +150,16 @@ class _EndOfBackward:
 
     def __call__(self):
         model = self.model()
-        if model is not None:
+        if model is None:
+            return
+        if model.ended is not None:
+            model.ended()
+        for unit in model.units:
+            unit.end_backward()
+        if model.gathered:
             model.backward.begin()
-            if model.ended is not None:
-                model.ended()
-        for state in model.states if model is not None else ():
-            state.in_backward = False
-            if state.unit is not None and state.unit.shown and state.reshards_after_backward:
-                state.unit.reshard()
+            for state in model.states:
+                state.in_backward = False
 
 
 class State:
@@ -167,6 +167,7 @@ class State:
 
     def __init__(self, unit, places, spec_of_param, group, replicas, policy, keeps, tied):
         self.unit = unit  # None: it has no parameters of its own
+        self.gathered = unit is not None and unit.kind == "gathered"
         # The units whose wholes a forward shows; tied: those below that have parameters of this module.
         self.shown = tied if unit is None else (*tied, unit)
         self.places = places  # (parameters, name, number) of each place that shows a parameter
@@ -185,14 +186,17 @@ class State:
     # ---- settings
 
     def push(self):
-        """Tells the engine the settings."""
-        if self.model is None or self.model.engine is None or self.unit is None:
+        """Tells the unit and the engine the settings."""
+        if self.unit is None:
+            return
+        self.unit.stays = not self.reshards_after_backward
+        if self.model is None or self.model.engine is None:
             return
         self.model.engine.set_options(
             self.model.number_of(self.unit),
             accumulates=not self.syncs,
             apart=not self.sums_replicas,
-            keeps=not self.reshards_after_backward,
+            keeps=self.unit.stays,
             divisor=self.divisor,
             reduced=self.policy.reduce_dtype,
         )
@@ -230,15 +234,18 @@ class State:
             return self._cast(forward, args, kwargs)
         if unit is not None and not unit.intact():
             self.adopt()
-        outermost = engine.enter()
+        keeps = self.keeps and _C.is_grad_enabled()
+        outermost = engine.enter(self.shown, keeps)
         if outermost:
             model.begin_forward(self)
         try:
-            result = self._with_wholes(self.shown, forward, args, kwargs)
+            if self.gathered and model.in_forward:
+                model.forward.came(self, self.forward_ahead)
+            result = self._cast(forward, args, kwargs)
             if _C.is_grad_enabled():
                 if outermost:
                     result = before_backward(result, model.begin_backward)
-                if unit is not None and unit.kind == "gathered":
+                if self.gathered:
                     result = before_backward(result, self._gather)
             return result
         except RuntimeError as error:
@@ -246,21 +253,11 @@ class State:
                 _check_values(module, error)
             raise
         finally:
-            engine.leave()
+            engine.leave(
+                self.shown, keeps or self.in_backward
+            )  # a checkpoint that runs it again keeps wholes for backward
             if outermost:
                 model.in_forward = False
-
-    def _with_wholes(self, units, forward, args, kwargs):
-        if not units:
-            if self.model.in_forward and self.unit is not None and self.unit.kind == "gathered":
-                self.model.forward.came(self, self.forward_ahead)
-            return self._cast(forward, args, kwargs)
-        keeps = self.keeps and _C.is_grad_enabled()
-        units[0].enter(keeps)
-        try:
-            return self._with_wholes(units[1:], forward, args, kwargs)
-        finally:
-            units[0].leave(keeps or self.in_backward)  # a checkpoint that runs it again keeps wholes for backward
 
     def _cast(self, forward, args, kwargs):
         policy = self.policy
@@ -320,7 +317,7 @@ class State:
         if not self.unit.intact():
             self.adopt()
         _C.await_writes(self.group)
-        if later and self.unit.kind == "gathered":
+        if later and self.gathered:
             self.unit.start(False)
         else:
             self.unit.unshard(True)
