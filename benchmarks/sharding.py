@@ -26,7 +26,7 @@ forms in turns.
 norms: the seconds of the exact sum of squares of `--elements` floats over those of reading them, by `sum()`, in turns.
 
 construct: the highest memory of all ranks together while a model that begins on meta is sharded and filled, over that of
-its parameters; and the memory in which these lie, which exists once.
+its parameters; and the memory files in which these lie, which exist once. Nothing else may use memory files meanwhile.
 
 pages: the seconds of a product and of a sum that read a weight in private memory, in shared memory, which pydist puts into
 huge pages, and in shared memory of small pages.
@@ -217,10 +217,10 @@ def construct(args):
             found = ranks.ask_all("construct", args.model, args.length)
         finally:
             ranks.close()
-        highest, once, parameters = highest_sum([f[0] for f in found]), sum(f[1] for f in found), 4 * found[0][2]
+        highest, once, parameters = highest_sum([f[0] for f in found]), found[0][1], 4 * found[0][2]
         print(
             f"{args.model}, {world} ranks: {highest / MIB:.0f} MiB in all, {highest / parameters:.3f} of the parameters; "
-            f"their memory, in all ranks together: {once / parameters:.3f}"
+            f"the files in which these lie: {once / parameters:.3f}"
         )
 
 

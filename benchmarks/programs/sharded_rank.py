@@ -24,26 +24,36 @@ def pss():
         return next(int(line.split()[1]) for line in file if line.startswith("Pss:")) * 1024
 
 
-def pss_of_wholes(model):
-    """The part of pss() that the memory of all units has."""
+def own_and_shared(first):
+    """The bytes that only this process has in memory, and, for the first one, those of memory files of the whole machine:
+    what several processes map counts once, exactly. (Of huge pages that they map in part, Pss is an estimate.)"""
+    with open("/proc/self/smaps_rollup") as file:
+        held = {line.split()[0]: int(line.split()[1]) * 1024 for line in file if line.startswith("Pss")}
+    with open("/proc/meminfo") as file:
+        files = next(int(line.split()[1]) for line in file if line.startswith("Shmem:")) * 1024
+    return held["Pss:"] - held["Pss_Shmem:"] + files * first
+
+
+def bytes_of_wholes(model):
+    """The bytes that the memory files of all units have (root only)."""
     starts = {state.unit.whole(0).data_ptr() for m in model.modules() if (state := m.__dict__.get("_fsdp"))}
-    total, counts = 0, False
-    with open("/proc/self/smaps") as file:
-        for line in file:
-            head = line.split(None, 1)[0]
-            if "-" in head:
-                begin, end = (int(part, 16) for part in head.split("-"))
-                counts = any(begin <= start < end for start in starts)
-            elif counts and head == "Pss:":
-                total += int(line.split()[1]) * 1024
-    return total
+    files = {}
+    for name in os.listdir("/proc/self/map_files"):
+        begin, end = (int(part, 16) for part in name.split("-"))
+        if any(begin <= start < end for start in starts):
+            info = os.stat(f"/proc/self/map_files/{name}")
+            files[info.st_ino] = info.st_blocks * 512
+    return sum(files.values())
 
 
 class Sampler:
-    """(time, pss()) again and again while it is open, in a thread."""
+    """(time, held()) again and again while it is open, in a thread."""
+
+    def __init__(self, held=pss):
+        self.held = held
 
     def __enter__(self):
-        self.seen, self.stop = [(time.monotonic(), pss())], threading.Event()
+        self.seen, self.stop = [(time.monotonic(), self.held())], threading.Event()
         self.thread = threading.Thread(target=self.look)
         self.thread.start()
         return self
@@ -52,13 +62,13 @@ class Sampler:
         wait = SAMPLES
         while not self.stop.wait(wait):
             begin = time.monotonic()
-            self.seen.append((begin, pss()))
+            self.seen.append((begin, self.held()))
             wait = max(SAMPLES, 2 * (time.monotonic() - begin))
 
     def __exit__(self, *error):
         self.stop.set()
         self.thread.join()
-        self.seen.append((time.monotonic(), pss()))
+        self.seen.append((time.monotonic(), self.held()))
 
     @property
     def highest(self):
@@ -175,8 +185,10 @@ class Rank:
         sizes = list(gpt.SIZES[size])
         sizes[3] = tokens
         gpt.SIZES["asked"] = tuple(sizes)
-        before = pss()
-        with Sampler() as seen:
+        dist.barrier()
+        before = own_and_shared(self.rank == 0)
+        dist.barrier()
+        with Sampler(lambda: own_and_shared(self.rank == 0)) as seen:
             with lib.device("meta"):
                 model = gpt.gpt(lib, "asked")
             for block in model.blocks:
@@ -189,7 +201,7 @@ class Rank:
         dist.barrier()
         return (
             [(at, held - before) for at, held in seen.seen],
-            pss_of_wholes(model),
+            bytes_of_wholes(model),
             sum(p.numel() for p in model.parameters()),
         )
 
