@@ -85,7 +85,20 @@ class Uneven(nn.Sequential):
         return [self[0], self[2]]
 
 
-MODELS = {{"gpt": Gpt, "again": lambda: Gpt(True), "conv": Conv, "mlp": Mlp, "uneven": Uneven}}
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attend, self.out = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = x[None]
+        return self.out(x + self.attend(x, x, x, need_weights=False)[0])
+
+    def units(self):
+        return [self.attend]
+
+
+MODELS = {{"attention": Attention, "gpt": Gpt, "again": lambda: Gpt(True), "conv": Conv, "mlp": Mlp, "uneven": Uneven}}
 
 
 RULES = {{"AdamW": lambda p: torch.optim.AdamW(p, lr=0.01), "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)}}
@@ -214,13 +227,20 @@ RUNS = {
         {"model": "mlp", "optimizer": "SGD"},
         {"model": "mlp", "clip": 0.1},
         {"model": "uneven", "reshard": False},
+        {"model": "attention"},
         {"model": "gpt", "strategy": "full_shard"},
         {"model": "conv", "strategy": "shard_grad_op", "accumulate": 3, "optimizer": "SGD"},
         {"model": "gpt", "strategy": "no_shard", "accumulate": 2},
     ],
-    3: [{"model": "gpt", "clip": 1.0}, {"model": "uneven"}, {"model": "conv", "optimizer": "SGD"}],
+    3: [
+        {"model": "gpt", "clip": 1.0},
+        {"model": "uneven"},
+        {"model": "conv", "optimizer": "SGD"},
+        *({"model": name, "steps": 5} for name in ("again", "mlp", "attention")),
+    ],
     4: [
         {"model": "gpt", "reshard": 2, "steps": 10},
+        *({"model": name, "steps": 5} for name in ("again", "conv", "mlp", "attention")),
         {"model": "uneven", "accumulate": 2, "sync": False, "steps": 10},
         {"model": "gpt", "replicas": 2, "clip": 1.0, "steps": 10},
         {"model": "mlp", "replicas": 2, "steps": 10},
