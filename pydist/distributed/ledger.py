@@ -43,8 +43,9 @@ def _write(row):
 
 
 def _models(step):
-    for at, model in enumerate(step._models):
-        yield f"{at}." if len(step._models) > 1 else "", model
+    models = [model for model in step._models if hasattr(model, "reducer")]  # not those that fully_shard has sharded
+    for at, model in enumerate(models):
+        yield f"{at}." if len(models) > 1 else "", model
 
 
 def _state(step):

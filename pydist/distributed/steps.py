@@ -59,7 +59,7 @@ class Shard:
                 ledger.batch(batch)
             if self._left == 1 and self.step._overlaps:
                 for model in self.step._models:
-                    model.reducer.last_backward()
+                    model.last_backward()
             self._left -= 1
             yield batch
 

@@ -150,6 +150,24 @@ static PyObject *set_shard(PyObject *o, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *give(PyObject *o, PyObject *args) {
+    PyObject *number, *grad;
+    pd_tensor *g;
+    pd_meta *m;
+    int i;
+    if (!PyArg_ParseTuple(args, "OO:give", &number, &grad) || !number_of(o, number, "give", &i) ||
+        !(g = pd_py_expect_tensor(grad, "give", "grad")))
+        return NULL;
+    const pd_tensor *whole = unit_of(o)->params[i].whole;
+    if (g->dtype != whole->dtype || !pd_tensor_same_shape(g, whole))
+        return PyErr_Format(PyExc_ValueError, "give: the gradient of parameter %d does not fit (expected its shape and "
+                            "dtype)", i);
+    PD_PY_TRY(pd_meta_get(unit_of(o)->params[i].whole, &m));
+    pd_tensor_retain(g);
+    pd_meta_set_grad(m, g);
+    Py_RETURN_NONE;
+}
+
 static PyObject *add_place(PyObject *o, PyObject *args) {
     pyunit *self = (pyunit *)o;
     PyObject *parameters, *name, *number;
@@ -298,6 +316,8 @@ static PyMethodDef unit_methods[] = {
     {"empty_shard", empty_shard, METH_O, "empty_shard(param)\n\nA tensor on meta with the sizes of this rank's part."},
     {"set_shard", set_shard, METH_VARARGS,
      "set_shard(param, shard)\n\nThe tensor is the parameter's shard from now on."},
+    {"give", give, METH_VARARGS,
+     "give(param, grad)\n\nThe gradient of the parameter's whole, whose memory need not be there, becomes this."},
     {"add_place", add_place, METH_VARARGS,
      "add_place(param, parameters, name)\n\nparameters[name] shows the shard, and inside of forward the whole."},
     {"shard", shard_of, METH_O, "shard(param)\n\nThe parameter's shard."},

@@ -16,6 +16,7 @@ class Logical:
         self.shards = shards
         self.step = 0  # how many steps were made: the step under way has this number
         self.shares = None  # by rank; None: even ones
+        self.sharded = None  # what runs them for models of fully_shard
         self.open = None  # the number of the shard that this rank runs now
         self.times = deque(maxlen=64)  # ns that this rank has taken for a shard, the last ones
         self._group, self._shares, self._dealt = None, None, None  # the last answer of dealt(), and for what

@@ -4,7 +4,6 @@ from contextlib import contextmanager
 
 import pydist
 from pydist import _C
-from pydist._grad_mode import no_grad
 from pydist._replay import in_python
 from pydist.distributed import member
 from pydist.distributed._group.logical import current as logical_now
@@ -17,6 +16,7 @@ from pydist.nn.modules.module import Module
 from pydist.nn.modules.sync_batchnorm import SyncBatchNorm
 from pydist.nn.parallel._compress import Sign, TopK
 from pydist.nn.parallel._join import BACKWARD, BUFFERS, FORWARD, Follower, MEAN, REDUCES
+from pydist.nn.parallel._step_buffers import StepBuffers
 
 _MIB = 1 << 20
 _OF_THE_GROUP = ("process_group", "reducer", "_reduced_at_wrap", "_comm_hook", "_follower", "_logical")  # not copied
@@ -141,6 +141,7 @@ class DistributedDataParallel(Module, Joinable):
             for name, buffer in owner._buffers.items()
             if id(buffer) in kept
         ]
+        self._step_buffers = StepBuffers(self._buffers_now, self._sync_buffers)
         if init_sync:
             self._take_from(0, [p for _, p in self._kept(module.named_parameters())])
             self._sync_buffers()
@@ -218,35 +219,27 @@ class DistributedDataParallel(Module, Joinable):
         found = (register.get(name) for register, name in self._buffers_at)
         return [buffer for buffer in found if buffer is not None]
 
-    @no_grad()
-    def _put_buffers(self, kept):
-        for buffer, value in zip(self._buffers_now(), kept, strict=True):
-            buffer.data.copy_(value)
-
     def open_shard(self, at):
-        """This rank begins its logical shard number `at`: with the buffers that the step began with."""
-        if at and self._buffers_at:
-            self._put_buffers(self._buffers_before)
-        elif self._buffers_at:
-            self._buffers_before = [buffer.detach().clone() for buffer in self._buffers_now()]
+        """This rank begins its logical shard number `at`."""
+        self._step_buffers.open(at)
         self.reducer.open_shard(at)
 
+    def last_backward(self):
+        """The next backward of the shard is its last one."""
+        self.reducer.last_backward()
+
     def close_shard(self, number):
-        """The logical shard `number` has ended. The buffers of shard 0 are those that the step leaves."""
+        """The logical shard `number` has ended."""
         self.reducer.close_shard()
         if (hashes := self.reducer.hashes) is not None:
             self.hashes_of_shard = {name: bits for (name, _), bits in zip(self._reduced_at_wrap, hashes) if bits}
-        if number == 0 and self._buffers_at:
-            self._buffers_after = [buffer.detach().clone() for buffer in self._buffers_now()]
+        self._step_buffers.close(number)
 
     def end_step(self, owner):
         """All logical shards of this rank have ended. `owner`: the rank that ran shard 0."""
         if not self.reducer.shards:
             self.reducer.close_shard()
-        if self._buffers_at:
-            if self.process_group.rank == owner:
-                self._put_buffers(self._buffers_after)
-            self._sync_buffers(owner)
+        self._step_buffers.end(owner, self.process_group.rank)
 
     def _forward_of_shard(self, args, kwargs):
         _C._program_refuse("it runs logical shards")

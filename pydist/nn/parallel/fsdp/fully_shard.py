@@ -13,6 +13,7 @@ from pydist.nn.modules.container import ModuleDict, ModuleList
 from pydist.nn.modules.module import Module
 from pydist.nn.parallel._join import JoinsSharded
 from pydist.nn.parallel.fsdp.policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from pydist.nn.parallel.fsdp.shards import run_shards
 from pydist.nn.parallel.fsdp.state import State, is_private, sharded_parameter, states_of
 
 _OP = "fully_shard"
@@ -396,6 +397,7 @@ def shard_modules(op, modules, mesh, keeps, placement_fn, policy, ignored):
     state = State(unit, shown, specs, group, replicas, policy, keeps, tied)
     for one in modules:
         one.__dict__["_fsdp"] = state
+    run_shards(modules, state, policy, params)
 
 
 def _make_unit(mesh, group, dim, params, names, cuts, places, policy):

@@ -181,6 +181,7 @@ class State:
         self.in_backward = False  # backward has gathered its wholes, and has not ended
         self.forward_ahead = self.backward_ahead = None  # States of units that a user wants to be gathered meanwhile
         self.reduced, self.watched = None, []  # a user's hook of reduced gradients; its handles
+        self.logical, self.in_shard, self.sums = None, False, None  # of logical shards (shards.py)
         self.summoned = False  # its places show wholes for a user (summon_full_params)
 
     # ---- settings
@@ -194,7 +195,7 @@ class State:
             return
         self.model.engine.set_options(
             self.model.number_of(self.unit),
-            accumulates=not self.syncs,
+            accumulates=self.in_shard or not self.syncs,
             apart=not self.sums_replicas,
             keeps=self.unit.stays,
             divisor=self.divisor,
@@ -234,6 +235,8 @@ class State:
             return self._cast(forward, args, kwargs)
         if unit is not None and not unit.intact():
             self.adopt()
+        if self.logical is not None and _C.is_grad_enabled():
+            self.logical.check_forward()
         keeps = self.keeps and _C.is_grad_enabled()
         outermost = engine.enter(self.shown, keeps)
         if outermost:
