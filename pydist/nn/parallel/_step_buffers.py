@@ -4,36 +4,34 @@ from pydist.autograd import no_grad
 
 
 class StepBuffers:
-    """Each shard begins with the buffers that the step began with, and the step leaves those of shard 0.
+    """Each shard begins with the buffers that the step began with, and the step leaves those of shard 0."""
 
-    `now()` gives the buffers as they are; `take(rank)` gives them the values of that rank."""
-
-    def __init__(self, now, take):
-        self._now, self._take = now, take
+    def __init__(self):
         self._before = self._after = ()
 
-    def open(self, at):
+    def open(self, at, buffers):
         """This rank's shard number `at` begins."""
         if at:
-            self._put(self._before)
+            _put(buffers, self._before)
         else:
-            self._before = self._copies()
+            self._before = _copies(buffers)
 
-    def close(self, number):
+    def close(self, number, buffers):
         """The shard with this number has ended."""
         if number == 0:
-            self._after = self._copies()
+            self._after = _copies(buffers)
 
-    def end(self, owner, rank):
-        """The step has ended on this rank. `owner`: the rank that ran shard 0."""
-        if rank == owner:
-            self._put(self._after)
-        self._take(owner)
+    def end(self, is_owner, buffers):
+        """The step has ended on this rank. `is_owner`: it ran shard 0."""
+        if is_owner:
+            _put(buffers, self._after)
 
-    def _copies(self):
-        return [buffer.detach().clone() for buffer in self._now()]
 
-    @no_grad()
-    def _put(self, kept):
-        for buffer, value in zip(self._now(), kept, strict=True):
-            buffer.data.copy_(value)
+def _copies(buffers):
+    return [buffer.detach().clone() for buffer in buffers]
+
+
+@no_grad()
+def _put(buffers, values):
+    for buffer, value in zip(buffers, values, strict=True):
+        buffer.data.copy_(value)

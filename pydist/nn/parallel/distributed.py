@@ -141,7 +141,7 @@ class DistributedDataParallel(Module, Joinable):
             for name, buffer in owner._buffers.items()
             if id(buffer) in kept
         ]
-        self._step_buffers = StepBuffers(self._buffers_now, self._sync_buffers)
+        self._step_buffers = StepBuffers()
         if init_sync:
             self._take_from(0, [p for _, p in self._kept(module.named_parameters())])
             self._sync_buffers()
@@ -221,7 +221,7 @@ class DistributedDataParallel(Module, Joinable):
 
     def open_shard(self, at):
         """This rank begins its logical shard number `at`."""
-        self._step_buffers.open(at)
+        self._step_buffers.open(at, self._buffers_now())
         self.reducer.open_shard(at)
 
     def last_backward(self):
@@ -233,13 +233,14 @@ class DistributedDataParallel(Module, Joinable):
         self.reducer.close_shard()
         if (hashes := self.reducer.hashes) is not None:
             self.hashes_of_shard = {name: bits for (name, _), bits in zip(self._reduced_at_wrap, hashes) if bits}
-        self._step_buffers.close(number)
+        self._step_buffers.close(number, self._buffers_now())
 
     def end_step(self, owner):
         """All logical shards of this rank have ended. `owner`: the rank that ran shard 0."""
         if not self.reducer.shards:
             self.reducer.close_shard()
-        self._step_buffers.end(owner, self.process_group.rank)
+        self._step_buffers.end(self.process_group.rank == owner, self._buffers_now())
+        self._sync_buffers(owner)
 
     def _forward_of_shard(self, args, kwargs):
         _C._program_refuse("it runs logical shards")

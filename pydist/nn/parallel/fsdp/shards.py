@@ -26,10 +26,10 @@ class RunsShards:
     runs_shards = True
 
     def __init__(self, logical, group):
-        self._logical, self._group = logical, group
+        self._shards, self._group = logical.shards, group
         self._modules = []  # weak references, in the order of fully_shard
         self._at = None  # the shard under way, of this rank's; None: no step is
-        self._buffers = StepBuffers(self._buffers_now, self._take_buffers)
+        self._buffers = StepBuffers()
         check_agreement(f"{_OP}: the ranks' arithmetic", [f"{n}: {v}" for n, v in numerics.fingerprint()], group)
         member.register(self, group)
 
@@ -37,15 +37,16 @@ class RunsShards:
         self._modules = [ref for ref in self._modules if ref() is not None] + [weakref.ref(one) for one in modules]
         state.logical = self
         if not state.divisor:
-            state.divisor = float(self._logical.shards)
+            state.divisor = float(self._shards)
 
     def check_forward(self):
         """Raises RuntimeError in a training forward outside of a shard, unless each rank has one shard."""
-        if self._logical.open is not None:
+        logical = logical_now()
+        if logical is None or logical.open is not None:  # None: the group is closed, and says so
             return
-        if self._logical.shards != self._group.size:
+        if self._shards != self._group.size:
             raise RuntimeError(
-                f"{_OP}: a forward outside of a logical shard on {self._group.size} ranks with {self._logical.shards} of them "
+                f"{_OP}: a forward outside of a logical shard on {self._group.size} ranks with {self._shards} of them "
                 "(expected `for step in dist.shards(loader):` and `for shard in step:` around it, or no_grad())"
             )
         if self._at is not None:  # a step that has failed
@@ -55,7 +56,7 @@ class RunsShards:
 
     def open_shard(self, at):
         self._at = at
-        self._buffers.open(at)
+        self._buffers.open(at, self._buffers_now())
         for state in self._states():
             if not state.syncs:
                 raise RuntimeError(
@@ -79,7 +80,7 @@ class RunsShards:
                 while at & 1:
                     leaf, at = _added(sums.pop(), leaf), at >> 1
                 sums.append(leaf)
-        self._buffers.close(number)
+        self._buffers.close(number, self._buffers_now())
 
     def end_step(self, owner):
         models = {}
@@ -93,7 +94,8 @@ class RunsShards:
                 models[id(state.model)] = state.model
         for model in models.values():
             model.engine.shadow()
-        self._buffers.end(owner, self._group.rank)
+        self._buffers.end(self._group.rank == owner, self._buffers_now())
+        self._take_buffers(owner)
 
     # ---- what a member has, for ranks that die or come
 
