@@ -142,7 +142,8 @@ def test_a_restarted_job_ends_as_an_undisturbed_one(tmp_path, seed, undisturbed)
                 os.kill(found[chance.randrange(2)], signal.SIGKILL)
         out, err = process.communicate(timeout=within(120))
     ends = re.findall(r"ended (\w+) 2 (.*)", out)
-    assert len(ends) == 2 and set(ends) == {undisturbed}, (ends, undisturbed, err)
+    # more than two: a rank was killed when its training had ended, and all trained once more
+    assert len(ends) >= 2 and set(ends) == {undisturbed}, (ends, undisturbed, err)
     check_files(tmp_path)
 
 
