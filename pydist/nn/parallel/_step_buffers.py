@@ -2,6 +2,8 @@
 
 from pydist.autograd import no_grad
 
+_MIB = 1 << 20
+
 
 class StepBuffers:
     """Each shard begins with the buffers that the step began with, and the step leaves those of shard 0."""
@@ -25,6 +27,21 @@ class StepBuffers:
         """The step has ended on this rank. `is_owner`: it ran shard 0."""
         if is_owner:
             _put(buffers, self._after)
+
+
+def take_from(group, rank, tensors):
+    """Takes the values of that rank of the group, in one message for all small tensors of a dtype. It writes to `.data`:
+    graphs that have saved a buffer stay valid, because a later forward brings values that are there already."""
+    if group.size == 1:
+        return
+    small = {}
+    for tensor in tensors:
+        if tensor.numel() * tensor.dtype.itemsize > _MIB:
+            group.broadcast(tensor.data, rank)
+        else:
+            small.setdefault(tensor.dtype, []).append(tensor.data)
+    for together in small.values():
+        group.broadcast(together, rank)
 
 
 def _copies(buffers):

@@ -16,7 +16,7 @@ from pydist.nn.modules.module import Module
 from pydist.nn.modules.sync_batchnorm import SyncBatchNorm
 from pydist.nn.parallel._compress import Sign, TopK
 from pydist.nn.parallel._join import BACKWARD, BUFFERS, FORWARD, Follower, MEAN, REDUCES
-from pydist.nn.parallel._step_buffers import StepBuffers
+from pydist.nn.parallel._step_buffers import StepBuffers, take_from
 
 _MIB = 1 << 20
 _OF_THE_GROUP = ("process_group", "reducer", "_reduced_at_wrap", "_comm_hook", "_follower", "_logical")  # not copied
@@ -197,18 +197,7 @@ class DistributedDataParallel(Module, Joinable):
             check_agreement("DistributedDataParallel: the ranks' arithmetic", lines, self.process_group)
 
     def _take_from(self, rank, tensors):
-        """Takes the values of that rank, in one message for all small tensors of a dtype. It writes to `.data`: graphs
-        that have saved a buffer stay valid, because a later forward brings values that are there already."""
-        if self.process_group.size == 1:
-            return
-        small = {}
-        for tensor in tensors:
-            if tensor.numel() * tensor.dtype.itemsize > _MIB:
-                self.process_group.broadcast(tensor.data, rank)
-            else:
-                small.setdefault(tensor.dtype, []).append(tensor.data)
-        for together in small.values():
-            self.process_group.broadcast(together, rank)
+        take_from(self.process_group, rank, tensors)
 
     def _sync_buffers(self, rank=0):
         self._take_from(rank, self._buffers_now())

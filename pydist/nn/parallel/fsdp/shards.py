@@ -15,7 +15,7 @@ from pydist.distributed._group.logical import current as logical_now
 from pydist.distributed._group.process_group import current
 from pydist.distributed._ops.agreement import check_agreement
 from pydist.nn.modules.sync_batchnorm import SyncBatchNorm
-from pydist.nn.parallel._step_buffers import StepBuffers
+from pydist.nn.parallel._step_buffers import StepBuffers, take_from
 
 _OP = "fully_shard"
 
@@ -95,7 +95,7 @@ class RunsShards:
         for model in models.values():
             model.engine.shadow()
         self._buffers.end(self._group.rank == owner, self._buffers_now())
-        self._take_buffers(owner)
+        take_from(self._group, owner, self._buffers_now())
 
     # ---- what a member has, for ranks that die or come
 
@@ -140,13 +140,6 @@ class RunsShards:
             for buffer in module.buffers() if module is not None else ():
                 found[id(buffer)] = buffer
         return list(found.values())
-
-    def _take_buffers(self, rank):
-        small = {}
-        for buffer in self._buffers_now() if self._group.size > 1 else ():
-            small.setdefault(buffer.dtype, []).append(buffer.data)
-        for together in small.values():
-            self._group.broadcast(together, rank)
 
 
 def _added(a, b):

@@ -256,9 +256,8 @@ class State:
                 _check_values(module, error)
             raise
         finally:
-            engine.leave(
-                self.shown, keeps or self.in_backward
-            )  # a checkpoint that runs it again keeps wholes for backward
+            # a checkpoint that runs it again keeps wholes for backward
+            engine.leave(self.shown, keeps or self.in_backward)
             if outermost:
                 model.in_forward = False
 
