@@ -361,6 +361,13 @@ static PyMethodDef functions[] = {
     {"share_shards", (PyCFunction)(void (*)(void))pd_py_share_shards, METH_VARARGS | METH_KEYWORDS,
      "share_shards(shards, ranks, times=None) -> list\n\nHow many logical shards each rank gets so that a step ends "
      "soonest. times: how long each rank takes for a shard, 1 to 1023 in any unit; None: all take the same."},
+    {"ring_attention", PD_PY_FAST(pd_py_ring_attention),
+     "ring_attention(group, tensors, scale, is_causal, rotated) -> (out, lse, keys)\n\nAttention of the rows of all "
+     "ranks (csrc/parallel/ring_attention.h), without autograd. tensors: this rank's query, key and value [B, H, T, "
+     "E]. keys: how many keys each rank has."},
+    {"ring_attention_grad", PD_PY_FAST(pd_py_ring_attention_grad),
+     "ring_attention_grad(group, tensors, scale, is_causal, rotated, keys) -> tuple\n\nThe gradients of query, key and "
+     "value. tensors: these, out, lse and the gradient of out."},
     {"_schedule", comm_schedule, METH_VARARGS,
      "_schedule(name, world) -> (parts, steps)\n\nThe schedule of the algorithm ring or halving. For each step and "
      "rank: (the rank from which it takes parts or -1, first part, end, whether it combines them with its own)."},

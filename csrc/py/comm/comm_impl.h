@@ -116,6 +116,10 @@ bool pd_py_blocks(PyObject *o, const char *op, pd_blocks **out); /* [borrowed] N
 PyObject *pd_py_share_shards(PyObject *module, PyObject *args, PyObject *kwargs);
 int pd_py_add_blocks(PyObject *module);
 
+/* ---- ring_attention.c ---- */
+PyObject *pd_py_ring_attention(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *keywords);
+PyObject *pd_py_ring_attention_grad(PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *keywords);
+
 /* ---- comm.c: objects are counted while users hold them ---- */
 typedef enum pd_py_kind {
     PD_PY_SERVER, PD_PY_HUB, PD_PY_STORE, PD_PY_SEGMENT, PD_PY_WORK, PD_PY_GROUP, PD_PY_PIPES, PD_PY_KINDS

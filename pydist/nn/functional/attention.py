@@ -2,7 +2,7 @@
 
 import math
 
-from pydist import _C
+from pydist import _C, _sdpa
 from pydist.nn.functional.activation import softmax
 from pydist.nn.functional.drop import dropout
 
@@ -32,7 +32,7 @@ def scaled_dot_product_attention(
         later = _C.ones(query.shape[-2], key.shape[-2], dtype=_C.bool, device=query.device).triu(1)
         attn_mask = attn_mask & ~later if attn_mask.dtype is _C.bool else _C.where(later, -math.inf, attn_mask)
         is_causal = False
-    return _C.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return _sdpa.attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def _projected(query, key, value, in_proj_weight, in_proj_bias):
@@ -143,6 +143,7 @@ def multi_head_attention_forward(
         mask = padding if mask is None else mask + padding
     dropped, weights = dropout_p if training else 0.0, None
     if need_weights:
+        _sdpa.check_whole("multi_head_attention", "need_weights is True")
         scores = (q / math.sqrt(head)) @ k.transpose(-2, -1)
         weights = dropout(softmax(scores if mask is None else scores + mask, -1), dropped)
         out = weights @ v
