@@ -85,7 +85,10 @@ class _RingAttention(Function):
 
 
 def _four_dims(op, query, key, value, enable_gqa):
-    """The tensors as [B, H, T, E]; leading dimensions become one batch."""
+    """The tensors as [B, H, T, E], whose leading dimensions have become one batch; and the shape of the result."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, _C.Tensor):
+            raise TypeError(f"{op}: {name} is {type(x).__name__} (expected a Tensor)")
     ndim, shapes = query.dim(), [tuple(x.shape) for x in (query, key, value)]
     good = ndim >= 2 and key.dim() == value.dim() == ndim
     good = good and shapes[0][:-3] == shapes[1][:-3] == shapes[2][:-3] and shapes[1][:-1] == shapes[2][:-1]
@@ -96,7 +99,8 @@ def _four_dims(op, query, key, value, enable_gqa):
             f"[..., H, S, Ev]{', and an H of the query that is a multiple of the others' if enable_gqa else ''})"
         )
     batch = math.prod(shapes[0][:-3])
-    return [x.reshape(batch, x.shape[-3] if ndim > 2 else 1, *x.shape[-2:]) for x in (query, key, value)]
+    four = [x.reshape(batch, x.shape[-3] if ndim > 2 else 1, *x.shape[-2:]) for x in (query, key, value)]
+    return four, (*shapes[0][:-1], shapes[2][-1])
 
 
 def _scale_of(query, scale):
@@ -128,11 +132,10 @@ def ring_attention(query, key, value, group=None, *, is_causal=False, scale=None
     >>> pydist.testing.run_ranks(2, work)
     [[0.0, 1.5], [0.5, 1.0]]
     """
-    shape = (*query.shape[:-1], value.shape[-1])
-    tensors = _four_dims("ring_attention", query, key, value, enable_gqa)
+    tensors, shape = _four_dims("ring_attention", query, key, value, enable_gqa)
     group = _member("ring_attention", group)
     out = _RingAttention.apply(group, _scale_of(query, scale), bool(is_causal), *tensors)
-    return out if out.dim() == query.dim() else out.reshape(shape)
+    return out if query.dim() == 4 else out.reshape(shape)
 
 
 def _attend_over(group):
@@ -314,9 +317,9 @@ def ulysses_attention(query, key, value, group=None, *, is_causal=False, scale=N
     >>> pydist.testing.run_ranks(2, work)
     [[0.0, 0.5], [1.0, 1.5]]
     """
-    op, shape = "ulysses_attention", (*query.shape[:-1], value.shape[-1])
+    op = "ulysses_attention"
     group = _member(op, group)
-    tensors = _four_dims(op, query, key, value, enable_gqa)
+    tensors, shape = _four_dims(op, query, key, value, enable_gqa)
     heads, shared = tensors[0].shape[1], tensors[1].shape[1]
     if heads % group.size or (shared and heads % shared):
         raise _C.ShapeError(
