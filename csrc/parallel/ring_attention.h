@@ -28,13 +28,15 @@ typedef struct pd_ring {
 
 int64_t pd_ring_chunk(int64_t length, int size, int chunk); /* rows of one of the 2 * size chunks */
 
-/* All ranks call it together. in: query [B, H, T, d], key [B, Hkv, S, d], value [B, Hkv, S, dv] on the host, whose
-   last dimension is dense; Hkv divides H. keys[r]: gets the number of rank r's keys. *out [new]: [B, H, T, dv], whose memory is ordered [B, T, H, dv]; *lse
-   [new]: [B, H, T]. PD_E_SHAPE, PD_E_DTYPE, PD_E_VALUE: the arguments are wrong, and the group stays as it is;
-   PD_E_MISMATCH: another rank's are, or differ. */
-pd_status pd_ring_attention(const pd_ring *r, pd_tensor *const in[3], int64_t *keys, pd_tensor **out, pd_tensor **lse);
+/* All ranks call it together. in: query [B, H, T, d], key [B, Hkv, S, d], value [B, Hkv, S, dv] on the host, whose last
+   dimension is dense; Hkv divides H. keys[r]: gets the number of rank r's keys. *out [new]: [B, H, T, dv], whose memory
+   is ordered [B, T, H, dv]; *lse [new]: [B, H, T]. PD_E_SHAPE, PD_E_DTYPE, PD_E_VALUE: the arguments are wrong, and the
+   group stays as it is; PD_E_MISMATCH: another rank's are, or differ. */
+pd_status pd_ring_attention(const pd_ring *r, pd_tensor *const in[3], int64_t *keys, pd_tensor **out,
+                            pd_tensor **lse);
 
-/* of: query, key, value, out, lse and out's gradient, whose last dimension is dense, too; keys as above. grads: [new] of query, key and value. */
+/* of: query, key, value, out, lse and out's gradient, whose last dimension is dense, too; keys as above. grads: [new] of
+   query, key and value. */
 pd_status pd_ring_attention_grad(const pd_ring *r, pd_tensor *const of[6], const int64_t *keys, pd_tensor *grads[3]);
 
 #endif
