@@ -35,8 +35,9 @@ int64_t pd_ring_chunk(int64_t length, int size, int chunk); /* rows of one of th
 pd_status pd_ring_attention(const pd_ring *r, pd_tensor *const in[3], int64_t *keys, pd_tensor **out,
                             pd_tensor **lse);
 
-/* of: query, key, value, out, lse and out's gradient, whose last dimension is dense, too; keys as above. grads: [new] of
-   query, key and value. */
-pd_status pd_ring_attention_grad(const pd_ring *r, pd_tensor *const of[6], const int64_t *keys, pd_tensor *grads[3]);
+/* of: query, key, value, out, lse and out's gradient, whose last dimension is dense, too; keys as above. grads: [new]
+   of query, key and value. */
+pd_status pd_ring_attention_grad(const pd_ring *r, pd_tensor *const of[6], const int64_t *keys,
+                                 pd_tensor *grads[3]);
 
 #endif
