@@ -48,6 +48,14 @@ def _member(op, group):
     return group
 
 
+def _listed(op, name, value):
+    if value is None:
+        return []
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise TypeError(f"{op}: {name} is {type(value).__name__} (expected a list)")
+    return list(value)
+
+
 def _checked_dims(op, buffers, dims, dims_name):
     """The dims of the sequence, from 0 on. Raises TypeError, ValueError or IndexError for what does not fit."""
     if len(buffers) != len(dims):
@@ -58,6 +66,8 @@ def _checked_dims(op, buffers, dims, dims_name):
     for number, (buffer, dim) in enumerate(zip(buffers, dims, strict=True)):
         if not isinstance(buffer, _C.Tensor):
             raise TypeError(f"{op}: buffer {number} is {type(buffer).__name__} (expected a Tensor)")
+        if not isinstance(dim, int):
+            raise TypeError(f"{op}: {dims_name}[{number}] is {type(dim).__name__} (expected an int)")
         if not -buffer.dim() <= dim < buffer.dim():
             raise IndexError(
                 f"{op}: {dims_name}[{number}] is {dim} (expected {-buffer.dim()} to {buffer.dim() - 1}, for shape {tuple(buffer.shape)})"
@@ -216,10 +226,10 @@ def context_parallel(mesh, *, buffers=None, buffer_seq_dims=None, no_restore_buf
     >>> pydist.testing.run_ranks(2, work)
     [[0, 1, 5], [2, 3, 4]]
     """
-    group = _group_of("context_parallel", mesh)
-    buffers = [] if buffers is None else list(buffers)
-    kept = [] if no_restore_buffers is None else list(no_restore_buffers)
-    dims = _checked_buffers(buffers, [] if buffer_seq_dims is None else list(buffer_seq_dims), kept)
+    op = "context_parallel"
+    group, buffers = _group_of(op, mesh), _listed(op, "buffers", buffers)
+    kept = _listed(op, "no_restore_buffers", no_restore_buffers)
+    dims = _checked_buffers(buffers, _listed(op, "buffer_seq_dims", buffer_seq_dims), kept)
     length = buffers[0].shape[dims[0]] if buffers else 0
     parts = [_part(b.data, dim, length, group.size, group.rank) for b, dim in zip(buffers, dims, strict=True)]
     wholes = [(b, b.data) for b in buffers if not any(b is other for other in kept)]
@@ -227,7 +237,7 @@ def context_parallel(mesh, *, buffers=None, buffer_seq_dims=None, no_restore_buf
         for buffer, part in zip(buffers, parts, strict=True):
             buffer.data = part
         del parts
-        with _sdpa.computed_by(_attend_over(group), "context_parallel"):
+        with _sdpa.computed_by(_attend_over(group), op):
             yield
     finally:
         for buffer, whole in wholes:
@@ -243,10 +253,10 @@ def context_parallel_unshard(mesh, buffers, seq_dims, load_balancer=None):
     ranks if the ranks' numbers of rows are not those of a sequence, CommMismatch if the other sizes differ.
     """
     op = "context_parallel_unshard"
-    group, buffers = _group_of(op, mesh), list(buffers)
+    group, buffers = _group_of(op, mesh), _listed(op, "buffers", buffers)
     if load_balancer is not None:
         raise NotImplementedError(f"{op}: load_balancer is {type(load_balancer).__name__} (expected None)")
-    dims = _checked_dims(op, buffers, list(seq_dims), "seq_dims")
+    dims = _checked_dims(op, buffers, _listed(op, "seq_dims", seq_dims), "seq_dims")
     if not buffers:
         return []
     own = _C.tensor([b.shape[dim] for b, dim in zip(buffers, dims, strict=True)], dtype=_C.int64, device="cpu")
