@@ -1,6 +1,7 @@
 #include "parallel/ring_attention.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "autograd/apply.h"
@@ -51,9 +52,25 @@ typedef struct said {
 } said;
 #define SAID (int64_t)(sizeof(said) / sizeof(int64_t))
 static const char *const said_names[] = {
-    "", "dtype", "batch", "query heads", "key heads", "width", "value width", "is_causal", "rotate method", "scale",
+    "",          "dtype",   "batch size", "number of query heads", "number of key heads", "E", "Ev",
+    "is_causal", "rotated", "scale",
 };
 #define SAID_EQUAL (int)(sizeof said_names / sizeof *said_names)
+
+/* Word i for an error. */
+static void said_text(const said *s, int i, char *text, size_t size) {
+    const int64_t *word = (const int64_t *)s + i;
+    double scale;
+    memcpy(&scale, &s->scale, sizeof scale);
+    if (word == &s->dtype)
+        snprintf(text, size, "%s", pd_dtype_name((pd_dtype)*word));
+    else if (word == &s->scale)
+        snprintf(text, size, "%g", scale);
+    else if (word == &s->causal || word == &s->rotated)
+        snprintf(text, size, "%s", *word ? "True" : "False");
+    else
+        snprintf(text, size, "%lld", (long long)*word);
+}
 
 static pd_status check_own(pd_tensor *const *in) {
     static const char *const names[] = {"query", "key", "value"};
@@ -110,9 +127,13 @@ static pd_status compare(const said *all, int size, const pd_ring *r, int64_t *k
             return pd_fail(PD_E_MISMATCH, OP ": the arguments of rank %d are wrong (its own error says which)", s);
     for (int s = 1; s < size; s++)
         for (int i = 1; i < SAID_EQUAL; i++)
-            if (((const int64_t *)&all[s])[i] != ((const int64_t *)&all[0])[i])
-                return pd_fail(PD_E_MISMATCH, OP ": rank %d has another %s than rank 0 (expected the same)", s,
-                               said_names[i]);
+            if (((const int64_t *)&all[s])[i] != ((const int64_t *)&all[0])[i]) {
+                char here[32], want[32];
+                said_text(&all[s], i, here, sizeof here);
+                said_text(&all[0], i, want, sizeof want);
+                return pd_fail(PD_E_MISMATCH, OP ": %s is %s on rank %d (expected %s, as on rank 0)", said_names[i],
+                               here, s, want);
+            }
     for (int s = 0; s < size; s++)
         if (r->causal && all[s].nq != all[s].nk)
             return pd_fail(PD_E_SHAPE, OP ": rank %d has %lld queries and %lld keys (expected as many, with is_causal)",

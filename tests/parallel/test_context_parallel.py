@@ -500,9 +500,9 @@ def test_wrong_arguments_of_a_ring():
     def work(rank):
         x = pydist.ones(1, 2, 4, 4)
         for error, words, own in [
-            (dist.CommMismatch, "another dtype", (x.double() if rank else x,) * 3),
-            (dist.CommMismatch, "another width", (x[..., :3] if rank else x,) * 3),
-            (dist.CommMismatch, "another query heads", (x[:, :1] if rank else x,) * 3),
+            (dist.CommMismatch, "dtype is float64 on rank 1 .expected float32, as on rank 0", (x.double() if rank else x,) * 3),
+            (dist.CommMismatch, "E is 3 on rank 1 .expected 4", (x[..., :3] if rank else x,) * 3),
+            (dist.CommMismatch, "number of query heads is 1 on rank 1 .expected 2", (x[:, :1] if rank else x,) * 3),
             (pydist.ShapeError, "rank 0 has 4 rows.*expected 3", (x[:, :, 1:] if rank else x,) * 3),
             (pydist.ShapeError, "4 queries and 3 keys", (x, x[:, :, 1:], x[:, :, 1:])),
             (pydist.DTypeError, "query is int64", (x.long(),) * 3),
@@ -515,9 +515,9 @@ def test_wrong_arguments_of_a_ring():
         )
         with pytest.raises(expected[0], match=expected[1]):
             ring_attention(*(x.long() if rank else x,) * 3)
-        with pytest.raises(dist.CommMismatch, match="another is_causal"):
+        with pytest.raises(dist.CommMismatch, match="is_causal is True on rank 1 .expected False"):
             ring_attention(x, x, x, is_causal=bool(rank))
-        with pytest.raises(dist.CommMismatch, match="another scale"):
+        with pytest.raises(dist.CommMismatch, match="scale is 1 on rank 1 .expected 0"):
             ring_attention(x, x, x, scale=rank)
         for own in ((x, x[:, :1], x[:, :1]), (x, x[0], x), (x, x, x[:, :, 1:]), (x[0, 0, 0],) * 3):
             with pytest.raises(pydist.ShapeError, match="expected"):
