@@ -23,7 +23,7 @@ static __global__ void places_kernel(const __grid_constant__ pd_places c, int64_
             }
             int64_t value = by.narrow ? ((const int32_t *)by.index)[at] : ((const int64_t *)by.index)[at];
             if (!pd_choose(&by, value, &add))
-                complain(record, pd_bad_index{c.op, c.kind, {value, c.kind == PD_BAD_INDEX ? by.dim : by.n, by.n, 0}});
+                complain(record, pd_bad_index{c.op, c.kind, {value, c.kind == PD_BAD_INDEX ? by.dim : by.all ? by.all : by.n, by.n, 0}});
             place = add < 0 ? -1 : place + add;
         }
         out[p] = place;

@@ -223,12 +223,14 @@ typedef struct pd_resample {
        base + sum over d of own[d] * at[d] + sum over j of by[j].step * (the index of by[j] at this position)
 
    The indices' strides count elements. An index outside [0, n), or outside [-n, n) if it wraps, is bad, unless it is
-   `skip`; both give the place -1. */
+   `skip`; both give the place -1. With `all` over 0 the n things are those from `first` on of so many: an index outside
+   [0, all) is bad, and one of another thing has the place -1. */
 #define PD_PLACE_DIMS (2 * PD_MAX_DIMS)
 typedef struct pd_chooser {
     const void *index;
     bool narrow, wraps; /* narrow: int32, else int64 */
     int64_t n, step, skip, dim, stride[PD_PLACE_DIMS]; /* skip: -1 for none; dim: the dimension's number in messages */
+    int64_t first, all;
 } pd_chooser;
 typedef struct pd_places {
     const char *op;
@@ -239,10 +241,11 @@ typedef struct pd_places {
 } pd_places;
 /* Turns index `value` of chooser c into a place; false: the index is bad. */
 PD_BOTH bool pd_choose(const pd_chooser *c, int64_t value, int64_t *place) {
-    bool skips = value == c->skip && value >= 0;
+    const bool skip = value == c->skip && value >= 0;
     if (c->wraps && value < 0) value += c->n;
-    if (skips || value < 0 || value >= c->n) *place = -1;
-    else *place = value * c->step;
+    const int64_t own = value < 0 ? -1 : value - c->first;
+    const bool inside = own >= 0 && own < c->n, skips = skip || (!inside && value >= 0 && value < c->all);
+    *place = inside && !skip ? own * c->step : -1;
     return skips || *place >= 0;
 }
 
@@ -255,6 +258,19 @@ typedef struct pd_xent {
     double smoothing;             /* label smoothing; 0: none */
     bool wide;                    /* losses and their gradient are F32, the logits F16 or BF16; no weight */
 } pd_xent;
+
+/* Columns [first, first + columns) of logits of all classes, those of rank `rank` of `ranks`. T is double for F64, else
+   float. */
+typedef struct pd_vocab {
+    int64_t rows, columns, first, classes; /* logits[rows, columns], contiguous */
+    const int64_t *target;                 /* [rows], classes of the whole */
+    const void *weight;                    /* T[classes], or NULL */
+    int64_t ignore_index;
+    double smoothing;
+    int rank, ranks, each; /* each: numbers that a rank finds for a row: 3, or 4 with smoothing */
+    size_t apart;          /* bytes between what two ranks found */
+    const double *weights; /* [ranks] with smoothing: the sum of the weights of each rank's columns */
+} pd_vocab;
 
 /* C[b] = A[b] @ B[b] + bias, for b < batch. bias is a row of N, or NULL; relu clamps at 0 afterwards. Strides count
    elements; one stride of a matrix must be 1, unless that dimension has size 1. beta 1 adds to C, 0 overwrites it. A

@@ -6,19 +6,21 @@
 #include "base/threads.h"
 #include "ops/block.h"
 
-/* padding: a row that gets no gradient, or -1; hidden: looking that row up gives zeros, too. */
-typedef struct { int64_t padding, hidden; } lookup_attrs;
-typedef struct { int64_t padding, rows; } grad_attrs;
+/* padding: a row that gets no gradient, or -1; hidden: looking that row up gives zeros, too. With `all` over 0 the
+   table has those rows of so many that begin at `first`; looking up another one gives zeros. */
+typedef struct { int64_t padding, hidden, first, all; } lookup_attrs;
+typedef struct { int64_t padding, rows, first, all; } grad_attrs;
 
-/* Checks the indices and computes the byte offsets of the rows in each of `tables` tables; -1 for row `skip`. */
+/* Checks the indices and computes the byte offsets of the rows in each of `tables` tables; -1 for row `skip`, and for
+   rows of other tables. */
 static pd_status offsets_of(const char *op, const pd_tensor *index, int64_t tables, int64_t rows, int64_t bytes,
-                            int64_t skip, int64_t *out) {
+                            int64_t skip, int64_t first, int64_t all, int64_t *out) {
     pd_places c;
     pd_bad_index bad;
     c.op = op, c.kind = PD_BAD_ROW, c.nby = 1, c.ndim = 1 + index->ndim, c.first = c.base = 0;
     c.count = tables * index->numel, c.size[0] = tables, c.own[0] = rows * bytes;
     c.by[0] = (pd_chooser){.index = pd_tensor_data(index), .narrow = index->dtype == PD_I32, .n = rows, .step = bytes,
-                           .skip = skip};
+                           .skip = skip, .first = first, .all = all};
     for (int d = 0; d < index->ndim; d++)
         c.size[1 + d] = index->size[d], c.own[1 + d] = 0, c.by[0].stride[1 + d] = index->stride[d];
     return pd_here()->places(&c, out, &bad) ? PD_OK : pd_bad_index_fail(&bad);
@@ -38,21 +40,22 @@ static pd_status lookup_kernel(const pd_call *c) {
     const lookup_attrs *a = c->attrs;
     pd_tensor *w = c->in[0], *o = c->out[0];
     int64_t n = c->in[1]->numel, bytes = w->size[1] * (int64_t)pd_dtype_size((pd_dtype)w->dtype), *offset = c->scratch;
-    PD_TRY(offsets_of("embedding", c->in[1], 1, w->size[0], bytes, a->hidden ? a->padding : -1, offset));
+    PD_TRY(
+        offsets_of("embedding", c->in[1], 1, w->size[0], bytes, a->hidden ? a->padding : -1, a->first, a->all, offset));
     pd_here()->take(n, (size_t)bytes, offset, pd_packed(w, offset + n), pd_tensor_data(o));
     return PD_OK;
 }
 /* If the weight is used twice (also as the model's head), only the rows that were looked up are written. */
 static void lookup_vjp(pd_vjp *v) {
     const lookup_attrs *a = v->attrs;
-    grad_attrs to = {a->padding, v->node->edges[0].size[0]};
-    pd_tensor *index = pd_vjp_in(v, 1), *sum = a->padding < 0 ? pd_vjp_sum(v, 0) : NULL;
+    grad_attrs to = {a->padding, v->node->edges[0].size[0], a->first, a->all};
+    pd_tensor *index = pd_vjp_in(v, 1), *sum = a->padding < 0 && !a->all ? pd_vjp_sum(v, 0) : NULL;
     if (sum && index->dtype == PD_I64) v->status = pd_index_put(sum, &index, 1, v->g[0], true);
     else pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_embedding_grad, v->g[0], index, &to));
 }
 
 const pd_op pd_op_embedding_lookup = {
-    .sig = "embedding_lookup(Tensor weight, Tensor index, int padding, bool hidden)",
+    .sig = "embedding_lookup(Tensor weight, Tensor index, int padding, bool hidden, int first, int all)",
     .doc = "The rows of weight at index.",
     .save = PD_SAVE_IN(1),
     .flags = PD_NO_BROADCAST_GRAD,
@@ -74,7 +77,7 @@ static pd_status grad_kernel(const pd_call *c) {
     pd_tensor *g = c->in[0], *o = c->out[0];
     int64_t n = c->in[1]->numel, columns = o->size[1], bytes = columns * (int64_t)pd_dtype_size((pd_dtype)o->dtype),
             *offset = c->scratch;
-    PD_TRY(offsets_of("embedding_grad", c->in[1], 1, a->rows, bytes, a->padding, offset));
+    PD_TRY(offsets_of("embedding_grad", c->in[1], 1, a->rows, bytes, a->padding, a->first, a->all, offset));
     const char *from = pd_packed(g, offset + n);
     pd_fill(o, &(pd_scalar){.cat = PD_CAT_INT});
     pd_here()->put_reduce(PD_FOLD_SUM, (pd_dtype)o->dtype, n, columns, offset, from, bytes, pd_tensor_data(o));
@@ -82,12 +85,12 @@ static pd_status grad_kernel(const pd_call *c) {
 }
 static void grad_vjp(pd_vjp *v) {
     const grad_attrs *a = v->attrs;
-    lookup_attrs at = {a->padding, a->padding >= 0};
+    lookup_attrs at = {a->padding, a->padding >= 0, a->first, a->all};
     pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_embedding_lookup, v->g[0], pd_vjp_in(v, 1), &at));
 }
 
 const pd_op pd_op_embedding_grad = {
-    .sig = "embedding_grad(Tensor g, Tensor index, int padding, int rows)",
+    .sig = "embedding_grad(Tensor g, Tensor index, int padding, int rows, int first, int all)",
     .doc = "The gradient of embedding: zeros, to which the rows of g are added at index.",
     .save = PD_SAVE_IN(1),
     .flags = PD_NO_BROADCAST_GRAD,
@@ -101,25 +104,31 @@ const pd_op pd_op_embedding_grad = {
 
 /* ---- embedding, as it is called ---------------------------------------------------------------------------------- */
 
-static pd_status compose(pd_call *c) {
-    pd_tensor *w = c->in[0], *index = c->in[1];
-    lookup_attrs a = {*(const int64_t *)c->attrs, 0};
+static pd_status check(const pd_call *c, int64_t rows, int64_t *padding) {
+    const pd_tensor *w = c->in[0], *index = c->in[1];
+    const char *op = c->def->name;
     if (w->ndim != 2)
-        return pd_fail(PD_E_SHAPE, "embedding: weight has shape %s (expected [rows, columns])", pd_tensor_shape(w));
+        return pd_fail(PD_E_SHAPE, "%s: weight has shape %s (expected [rows, columns])", op, pd_tensor_shape(w));
     if (index->dtype != PD_I64 && index->dtype != PD_I32)
-        return pd_fail(PD_E_DTYPE, "embedding: indices are %s (expected int64 or int32)",
+        return pd_fail(PD_E_DTYPE, "%s: indices are %s (expected int64 or int32)", op,
                        pd_dtype_name((pd_dtype)index->dtype));
     if (index->ndim >= PD_MAX_DIMS)
-        return pd_fail(PD_E_SHAPE, "embedding: indices have shape %s (expected at most 15 dimensions)",
+        return pd_fail(PD_E_SHAPE, "%s: indices have shape %s (expected at most 15 dimensions)", op,
                        pd_tensor_shape(index));
-    if (a.padding == PD_NONE_INT) a.padding = -1;
-    else if (a.padding < -w->size[0] || a.padding >= w->size[0])
+    if (*padding == PD_NONE_INT) *padding = -1;
+    else if (*padding < -rows || *padding >= rows)
         return pd_fail(PD_E_INDEX,
-                       "embedding: padding_idx is %" PRId64 ", which is out of range (expected a row of %" PRId64
+                       "%s: padding_idx is %" PRId64 ", which is out of range (expected a row of %" PRId64
                        ", or a negative number from the end)",
-                       a.padding, w->size[0]);
-    else if (a.padding < 0) a.padding += w->size[0];
-    return pd_call2(PD_OP_embedding_lookup, w, index, &a, &c->out[0]);
+                       op, *padding, rows);
+    else if (*padding < 0) *padding += rows;
+    return PD_OK;
+}
+
+static pd_status compose(pd_call *c) {
+    lookup_attrs a = {.padding = *(const int64_t *)c->attrs};
+    PD_TRY(check(c, c->in[0]->ndim ? c->in[0]->size[0] : 0, &a.padding));
+    return pd_call2(PD_OP_embedding_lookup, c->in[0], c->in[1], &a, &c->out[0]);
 }
 
 const pd_op pd_op_embedding = {
@@ -130,6 +139,30 @@ const pd_op pd_op_embedding = {
     .flags = PD_FUNC | PD_NN,
     .attrs = sizeof(int64_t),
     .compose = compose,
+};
+
+typedef struct { int64_t first, rows, padding; } part_attrs;
+static pd_status part_compose(pd_call *c) {
+    const part_attrs *p = c->attrs;
+    const pd_tensor *w = c->in[0];
+    lookup_attrs a = {.padding = p->padding, .first = p->first, .all = p->rows};
+    if (p->rows < 1 || p->first < 0 || p->first > p->rows || (w->ndim && w->size[0] > p->rows - p->first))
+        return pd_fail(PD_E_VALUE,
+                       "%s: weight has shape %s and begins at row %" PRId64 " of %" PRId64
+                       " (expected a part of at least one row)",
+                       c->def->name, pd_tensor_shape(w), p->first, p->rows);
+    PD_TRY(check(c, p->rows, &a.padding));
+    return pd_call2(PD_OP_embedding_lookup, c->in[0], c->in[1], &a, &c->out[0]);
+}
+
+const pd_op pd_op_embedding_part = {
+    .sig = "embedding_part(Tensor weight, Tensor indices, int first, int rows, int? padding_idx=None)",
+    .doc =
+        "embedding where weight has only some rows of a table of so many `rows`, from `first` on: zeros at indices of "
+        "other rows. The sum over all parts of a table is the embedding.",
+    .flags = PD_NN,
+    .attrs = sizeof(part_attrs),
+    .compose = part_compose,
 };
 
 /* ---- slices along any dimension ---------------------------------------------------------------------------------- */
@@ -193,7 +226,7 @@ static pd_status slices_run(const pd_call *c, int dim, const pd_tensor *indexed,
                     .offset = c->scratch, .y = pd_tensor_data(c->out[0]), .add = add};
     j.bytes = j.b.inner * (int64_t)pd_dtype_size(j.t);
     j.tables = tables_of(&j.b);
-    PD_TRY(offsets_of(c->def->name, index, j.tables, j.b.n, j.bytes, -1, c->scratch));
+    PD_TRY(offsets_of(c->def->name, index, j.tables, j.b.n, j.bytes, -1, 0, 0, c->scratch));
     j.x = pd_packed(x, (int64_t *)c->scratch + j.tables * j.count);
     if (add) pd_fill(c->out[0], &(pd_scalar){.cat = PD_CAT_INT});
     int64_t each = j.count * (j.b.inner + 1);

@@ -193,7 +193,7 @@ static pd_status fill_offsets(const char *op, const pd_tensor *x, pd_tensor *con
     for (int j = 0; j < p->nidx; j++) {
         const pd_tensor *t = idx[j];
         pd_chooser *by = &c.by[j];
-        by->index = pd_tensor_data(t), by->narrow = false, by->wraps = true, by->skip = -1;
+        by->index = pd_tensor_data(t), by->narrow = false, by->wraps = true, by->skip = -1, by->first = by->all = 0;
         by->n = x->size[j], by->step = x->stride[j] * size, by->dim = (int64_t)((uint64_t)order >> 4 * j & 15);
         for (int d = 0; d < c.ndim; d++) {
             int from = d - (p->ndim - t->ndim);

@@ -231,6 +231,7 @@ int pd_py_add_comm(PyObject *module);
 int pd_py_add_layout(PyObject *module);
 int pd_py_add_reducer(PyObject *module);
 int pd_py_add_sharded(PyObject *module);
+int pd_py_add_vocab(PyObject *module);
 int pd_py_add_mpi(PyObject *module);
 int pd_py_add_data(PyObject *module);
 int pd_py_add_data_files(PyObject *module);

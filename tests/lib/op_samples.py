@@ -177,6 +177,9 @@ TORCH = {
     "positions": lambda torch, mask: mask.nonzero(),
     "square_sum": lambda torch, x, *a, **kw: (x * x).sum(*a, **kw),
     "embedding": lambda torch, w, i, padding_idx=None: torch.nn.functional.embedding(i, w, padding_idx),
+    "embedding_part": lambda torch, w, i, first, rows, padding_idx=None: torch.nn.functional.embedding(
+        i, torch.nn.functional.pad(w, (0, 0, first, rows - first - len(w))), padding_idx
+    ),
     "layer_norm": lambda torch, *a, **kw: torch.nn.functional.layer_norm(*a, **kw),
     "add_layer_norm": lambda torch, x, y, *a: (x + y, torch.nn.functional.layer_norm(x + y, *a)),
     "add_rms_norm": lambda torch, x, y, *a, **kw: (x + y, torch.nn.functional.rms_norm(x + y, *a, **kw)),
@@ -623,6 +626,9 @@ NUMPY = {
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "embedding": lambda weight, index, padding_idx=None: weight[index],
+    "embedding_part": lambda w, index, first, rows, padding_idx=None: np.pad(
+        w, ((first, rows - first - len(w)), (0, 0))
+    )[index],
     "index_select": lambda x, dim, index: np.take(x, index, dim) if x.ndim else x,
     "positions": np.argwhere,
     "scatter_add": _scatter_reduce,
@@ -944,6 +950,7 @@ SAMPLES = {
         S(t34, -1, I((3, 4), 0, 4), T((3, 4), layout="T"), "amax", include_self=False), S(x34, 0, I((0, 4)), T((0, 4)), "mean"),
     ],
     "scatter_add": [S(x34, 1, I((3, 2), 0, 4), T((3, 2))), S(x34, 0, I((5, 4), 0, 3), T((5, 4))), S(x234, 1, I((2, 5, 3), 0, 3), T((2, 5, 3))), S(t34, -1, I((2, 6), 0, 4), T((2, 6), layout="T")), S(T((5,)), 0, I((9,), 0, 5), T((9,))), S(x34, 0, I((0, 4)), T((0, 4)))],
+    "embedding_part": [S(T((3, 2)), I((4, 2), 0, 7), 2, 7), S(T((3, 2)), I((9,), 0, 7), 4, 7, 5, grad=False)],
     "embedding": [S(T((5, 3)), I((4,), 0, 5)), S(T((5, 3)), I((2, 3), 0, 5), 2, grad=False), S(T((5, 3)), I((6,), 0, 5), -1, grad=False), S(T((5, 3), layout="T"), I((), 0, 5)), S(T((5, 3)), I((0, 2))),
                   S(T((40, 70)), I((300,), 0, 40), 7, grad=False)],
     **{name: [*pool2d(), S(T((1, 2, 7, 8)), 2, 1, 0, 2), S(T((1, 2, 9, 30)), 3, 2, 1, (2, 3)), S(T((1, 1, 20, 20)), 16, 4), S(I((2, 3, 6, 6), -9, 9), 2)]

@@ -50,7 +50,7 @@ static void places_part(void *ctx, int64_t begin, int64_t end) {
             const pd_chooser *c = &p->by[j];
             int64_t step = last < 0 ? 0 : c->stride[last], first = skip * step;
             for (int d = 0; d < last; d++) first += at[d] * c->stride[d];
-            if (!c->narrow && c->skip < 0 && step == 1 &&
+            if (!c->narrow && !c->all && c->skip < 0 && step == 1 &&
                 (j      ? choose_dense(c, first, run, 0, -1, out)
                  : !own ? choose_dense(c, first, run, base, 0, out)
                         : choose_dense(c, first, run, base, own, out)))
@@ -60,7 +60,13 @@ static void places_part(void *ctx, int64_t begin, int64_t end) {
             if (good >= 0) continue;
             if (job->bad) {
                 int64_t value = index_at(c, first + (-1 - good) * step);
-                *job->bad = (pd_bad_index){p->op, p->kind, {value, p->kind == PD_BAD_INDEX ? c->dim : c->n, c->n}};
+                *job->bad = (pd_bad_index){p->op,
+                                           p->kind,
+                                           {value,
+                                            p->kind == PD_BAD_INDEX ? c->dim
+                                            : c->all                ? c->all
+                                                                    : c->n,
+                                            c->n}};
             }
             __atomic_store_n(&job->failed, true, __ATOMIC_RELAXED);
             return;
