@@ -249,6 +249,12 @@ PD_BOTH bool pd_choose(const pd_chooser *c, int64_t value, int64_t *place) {
     return skips || *place >= 0;
 }
 
+/* place[tokens, each]: where the copies of rows [tokens, width] are among `rows` rows, -1 for none. */
+typedef struct pd_route {
+    int64_t tokens, each, rows, width;
+    const int64_t *place;
+} pd_route;
+
 /* Labels other than ignore_index and outside [0, C) do not count; pd_here()->labels finds them and fails. */
 typedef struct pd_xent {
     int64_t rows, C;              /* logits[rows, C], contiguous; class along the last axis */

@@ -130,6 +130,29 @@ SPECIAL = {
 }
 
 
+def _weighted(rows, weight):
+    return rows if weight is None else rows * weight[..., None]
+
+
+def _dispatch_rows_by_torch(torch, x, place, rows, weight=None):
+    copies = _weighted(x.unsqueeze(1).expand(*place.shape, x.size(1)), weight).flatten(0, 1)
+    return x.new_zeros(rows + 1, x.size(1)).index_add(0, (place % (rows + 1)).flatten(), copies)[:rows]
+
+
+def _combine_rows_by_torch(torch, x, place, weight=None):
+    return _weighted(torch.cat([x, x.new_zeros(1, x.size(1))])[place % (len(x) + 1)], weight).sum(1)
+
+
+def _dispatch_rows(x, place, rows, weight=None):
+    out = np.zeros((rows + 1, x.shape[1]))
+    np.add.at(out, place, _weighted(np.broadcast_to(x[:, None], (*place.shape, x.shape[1])), weight))
+    return out[:rows]
+
+
+def _combine_rows(x, place, weight=None):
+    return _weighted(np.concatenate([x, np.zeros((1, x.shape[1]))])[place], weight).sum(1)
+
+
 def _resample_by_torch(torch, x, dim, size, mode="linear", align_corners=False, scale=0):
     rows = x.movedim(dim, -1)
     flat = rows.reshape(-1, 1, 1, rows.shape[-1])
@@ -177,6 +200,8 @@ TORCH = {
     "positions": lambda torch, mask: mask.nonzero(),
     "square_sum": lambda torch, x, *a, **kw: (x * x).sum(*a, **kw),
     "embedding": lambda torch, w, i, padding_idx=None: torch.nn.functional.embedding(i, w, padding_idx),
+    "dispatch_rows": _dispatch_rows_by_torch,
+    "combine_rows": _combine_rows_by_torch,
     "embedding_part": lambda torch, w, i, first, rows, padding_idx=None: torch.nn.functional.embedding(
         i, torch.nn.functional.pad(w, (0, 0, first, rows - first - len(w))), padding_idx
     ),
@@ -626,6 +651,8 @@ NUMPY = {
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "embedding": lambda weight, index, padding_idx=None: weight[index],
+    "dispatch_rows": _dispatch_rows,
+    "combine_rows": _combine_rows,
     "embedding_part": lambda w, index, first, rows, padding_idx=None: np.pad(
         w, ((first, rows - first - len(w)), (0, 0))
     )[index],
@@ -950,6 +977,8 @@ SAMPLES = {
         S(t34, -1, I((3, 4), 0, 4), T((3, 4), layout="T"), "amax", include_self=False), S(x34, 0, I((0, 4)), T((0, 4)), "mean"),
     ],
     "scatter_add": [S(x34, 1, I((3, 2), 0, 4), T((3, 2))), S(x34, 0, I((5, 4), 0, 3), T((5, 4))), S(x234, 1, I((2, 5, 3), 0, 3), T((2, 5, 3))), S(t34, -1, I((2, 6), 0, 4), T((2, 6), layout="T")), S(T((5,)), 0, I((9,), 0, 5), T((9,))), S(x34, 0, I((0, 4)), T((0, 4)))],
+    "dispatch_rows": [S(T((4, 3)), I((4, 2), -1, 9), 9, dtypes="float"), S(T((4, 3), layout="T"), I((4, 2), -1, 9), 9, T((4, 2)), dtypes="float"), S(T((4, 3)), I((4, 2), -1, 2), 2, T((4, 2), layout="T"), dtypes="float"), S(T((1, 3)), I((1, 1), 1, 2), 3, T((1, 1)), dtypes="float")],
+    "combine_rows": [S(T((9, 3)), I((4, 2), -1, 9), dtypes="float"), S(T((9, 3), layout="T"), I((4, 2), -1, 9), T((4, 2)), dtypes="float"), S(T((2, 3)), I((4, 2), -1, 2), T((4, 2), layout="T"), dtypes="float")],
     "embedding_part": [S(T((3, 2)), I((4, 2), 0, 7), 2, 7), S(T((3, 2)), I((9,), 0, 7), 4, 7, 5, grad=False)],
     "embedding": [S(T((5, 3)), I((4,), 0, 5)), S(T((5, 3)), I((2, 3), 0, 5), 2, grad=False), S(T((5, 3)), I((6,), 0, 5), -1, grad=False), S(T((5, 3), layout="T"), I((), 0, 5)), S(T((5, 3)), I((0, 2))),
                   S(T((40, 70)), I((300,), 0, 40), 7, grad=False)],
@@ -1003,7 +1032,7 @@ HIDDEN = {
     "pool_max_take": "max_pool2d", "pool_max_index": "max_pool2d_with_indices", "pool_avg": "avg_pool2d", "pool_avg_grad": "avg_pool2d",
     "mse_terms": "mse_loss", "l1_terms": "l1_loss", "smooth_l1_terms": "smooth_l1_loss", "huber_terms": "huber_loss", "bce_terms": "binary_cross_entropy",
     "bce_logits_terms": "binary_cross_entropy_with_logits", "kl_terms": "kl_div", "kl_log_terms": "kl_div", "gelu_erf": "gelu", "gelu_tanh": "gelu",
-    "attend": "scaled_dot_product_attention", "norm_rows": "layer_norm", "add_norm_rows": "add_layer_norm", "norm_groups": "group_norm", "embedding_lookup": "embedding", "embedding_grad": "embedding",
+    "attend": "scaled_dot_product_attention", "norm_rows": "layer_norm", "add_norm_rows": "add_layer_norm", "norm_groups": "group_norm", "embedding_lookup": "embedding", "embedding_grad": "embedding", "row_products": "combine_rows",
     "argsort_last": "argsort", "gather_grad": "gather", "scatter_sum": "scatter_add", "scatter_fold": "scatter_reduce", "index_spread": "index_select", "bmm_wide": "linear", "running_sum": "cumsum",
 }  # fmt: skip
 
