@@ -11,6 +11,8 @@ pd_dtype pd_default_dtype = PD_F32;
 _Thread_local pd_status (*pd_selecting)(pd_call *c, bool *have);
 _Thread_local void (*pd_between_kernels)(void);
 _Thread_local bool pd_parts_are_plain;
+pd_status (*pd_spread_call)(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *into,
+                            pd_tensor **out, int *nout);
 
 /* ---- promotion --------------------------------------------------------------------------------------------------- */
 
@@ -134,58 +136,10 @@ pd_status pd_check_writable(const char *op, const pd_tensor *t) {
 
 /* ---- parts of spread tensors ------------------------------------------------------------------------------------- */
 
-static pd_spread *find_spread(pd_tensor *const *in, int nin) {
+static bool has_parts(pd_tensor *const *in, int nin) {
     for (int i = 0; i < nin; i++)
-        if (in[i] && in[i]->spread) return pd_parts_are_plain ? NULL : in[i]->spread;
-    return NULL;
-}
-
-/* Whether an elementwise op on the parts is that op on the whole. */
-static bool is_of_the_whole(const pd_call *c, const pd_spread *s) {
-    const pd_linear linear = c->def->op->linear;
-    int parts = 0;
-    if (s->parts == PD_PARTS_BESIDE) return true;
-    for (int i = 0; i < c->nin; i++) {
-        if (!c->in[i] || !c->in[i]->spread) continue;
-        parts++;
-        if (pd_dtype_category((pd_dtype)c->in[i]->dtype) > pd_dtype_category((pd_dtype)c->out[0]->dtype)) return false;
-    }
-    if (linear == PD_LINEAR_COPY) return parts == c->nin;
-    if (s->parts != PD_PARTS_ADDED) return false;
-    if (linear == PD_LINEAR_ALL) return parts == c->nin;
-    if (linear == PD_LINEAR_FIRST && !(c->in[0] && c->in[0]->spread)) return false;
-    return linear != PD_LINEAR_NOT && parts == 1;
-}
-
-/* Whether the op can run on parts with the spread s, after infer. */
-static pd_status check_parts(const pd_call *c, const pd_spread *s) {
-    const char *op = c->def->name;
-    if (!c->each)
-        return pd_fail(PD_E_NOTIMPL,
-                       "%s: got a DTensor, which takes part in elementwise ops only (expected to_local() or "
-                       "full_tensor())",
-                       op);
-    for (int i = 0; i < c->nin; i++)
-        if (c->in[i] && c->in[i]->spread != s && (c->in[i]->spread || c->in[i]->ndim))
-            return pd_fail(PD_E_RUNTIME, "%s: got mixed torch.Tensor and DTensor: input %d is %s (expected DTensors of "
-                           "one mesh, placements and shape, or numbers)",
-                           op, i, c->in[i]->spread ? "another DTensor" : "a plain tensor");
-    if (!is_of_the_whole(c, s))
-        return pd_fail(PD_E_NOTIMPL,
-                       "%s: got a DTensor with Partial placements, and what this call makes of the parts of %s is no "
-                       "part of the result (expected redistribute() to Replicate or Shard before)",
-                       op, s->parts == PD_PARTS_ADDED ? "a sum" : "it");
-    return PD_OK;
-}
-
-/* `status` is infer's. */
-static pd_status spread_results(pd_call *c, pd_status status) {
-    pd_spread *s = find_spread(c->in, c->nin);
-    if (!s) return status;
-    PD_TRY(check_parts(c, s));
-    if (status) return status;
-    for (int i = 0; i < c->nout; i++) pd_tensor_set_spread(c->out[i], s);
-    return PD_OK;
+        if (in[i] && in[i]->spread) return !pd_parts_are_plain;
+    return false;
 }
 
 /* ---- one call ---------------------------------------------------------------------------------------------------- */
@@ -302,7 +256,7 @@ static pd_status place(pd_tensor *t, pd_tensor *to) {
 static pd_status make_outputs(pd_call *c, bool *have) {
     const pd_op *op = c->def->op;
     for (int i = 0; i < c->nout; i++) PD_TRY(pd_tensor_shell(&c->out[i]));
-    PD_TRY(spread_results(c, op->infer(c)));
+    PD_TRY(op->infer(c));
     if (pd_selecting && op->kernel) PD_TRY(pd_selecting(c, have));
     for (int i = 0; i < c->nout; i++)
         if (!c->out[i]->storage) PD_TRY(place(c->out[i], i ? NULL : c->destination));
@@ -355,8 +309,6 @@ static pd_status run_here(pd_call *c) {
         bool mode = pd_grad_mode;
         pd_grad_mode = mode && !(op->vjp || op->vjp_fast); /* the op's own gradient replaces that of its parts */
         status = op->compose(c);
-        if ((status == PD_E_SHAPE || status == PD_E_DIM) && find_spread(c->in, c->nin)) /* sizes of parts say nothing */
-            status = check_parts(c, find_spread(c->in, c->nin));
         pd_grad_mode = mode;
     } else {
         status = make_outputs(c, &have);
@@ -454,6 +406,7 @@ static pd_status apply(pd_call *c) {
 pd_status pd_apply_to(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *destination,
                       pd_tensor **out, int *nout) {
     pd_dtype t;
+    if (__builtin_expect(has_parts(in, nin), 0)) return pd_spread_call(def, in, nin, attrs, NULL, out, nout);
     if (pd_autocast.dtype != PD_NO_DTYPE && (t = pd_autocast_dtype(def->op, in, nin)) != PD_NO_DTYPE)
         return pd_autocast_apply(def, in, nin, attrs, out, nout, t); /* calls apply() again: an op has one span */
     pd_call c = {.def = def, .attrs = attrs ? attrs : def->defaults, .in = (pd_tensor **)(uintptr_t)in, .nin = nin,
@@ -477,11 +430,6 @@ static pd_status check_into(const pd_call *c, const pd_tensor *into, bool inplac
     if (!pd_tensor_same_shape(o, into))
         return pd_fail(PD_E_SHAPE, "%s%s: the result has shape %s, the output tensor %s (expected equal shapes)",
                        c->def->name, inplace ? "_" : " (out=)", pd_tensor_shape(o), pd_tensor_shape(into));
-    if (o->spread != into->spread && !pd_parts_are_plain)
-        return pd_fail(PD_E_RUNTIME,
-                       "%s (out=): got mixed torch.Tensor and DTensor: the result is %s (expected the same of the "
-                       "output tensor)",
-                       c->def->name, o->spread ? "a DTensor" : "a plain tensor");
     pd_category from = pd_dtype_category((pd_dtype)o->dtype), to = pd_dtype_category((pd_dtype)into->dtype);
     if (from > to)
         return pd_fail(
@@ -514,7 +462,7 @@ static pd_status run_into_here(const pd_def *def, pd_tensor **in, int nin, const
     PD_TRY(check_complex(def, in, nin));
     PD_TRY(pd_tensor_shell(&shell));
     c.out[0] = shell;
-    pd_status status = spread_results(&c, op->infer(&c));
+    pd_status status = op->infer(&c);
     PD_THEN(check_into(&c, into, inplace));
     if (status) goto done;
     bool direct = shell->dtype == into->dtype && !partly_overlaps(in, nin, into) &&
@@ -606,6 +554,8 @@ static pd_status apply_into(const pd_def *def, pd_tensor *const *in, int nin, co
 }
 
 pd_status pd_apply_into(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *into) {
+    if (__builtin_expect((into->spread && !pd_parts_are_plain) || has_parts(in, nin), 0))
+        return pd_spread_call(def, in, nin, attrs, into, NULL, NULL);
     pd_timespan span = pd_timespan_begin();
     pd_status status = apply_into(def, in, nin, attrs ? attrs : def->defaults, into);
     if (pd_timespan_is_on(&span) && !status) pd_timespan_end_op(&span, PD_SPAN_INPLACE, def, attrs, in, nin, &into, 1);

@@ -23,9 +23,11 @@ pd_status pd_check_writable(const char *op, const pd_tensor *t);
 /* The promoted dtype of tensors and scalars (PyTorch's rule: dimensioned tensors, then 0-d tensors, then numbers). */
 pd_dtype pd_result_type(pd_tensor *const *in, int nin, const pd_scalar *const *scalars, int nscalars);
 
-/* Parts of spread tensors (tensor/spread.h) take part in ops whose infer sets pd_call.each, beside parts with the same
-   spread and 0-d tensors; the results get that spread. Other ops refuse them. While this is true in a thread, parts are
-   plain tensors for its ops: in backward, and where the host works on parts. */
+/* Runs an op that has parts of spread tensors (tensor/spread.h) among its inputs: parallel/spread.h. `into`: as in
+   pd_apply_into, or NULL. While pd_parts_are_plain is true in a thread, parts are plain tensors for its ops: in
+   backward, and where the host works on parts. */
+extern pd_status (*pd_spread_call)(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *into,
+                                   pd_tensor **out, int *nout);
 extern _Thread_local bool pd_parts_are_plain;
 
 /* This thread's selective checkpoint (py/autograd/selected.c); NULL: there is none. Called for an op with a kernel:

@@ -1,5 +1,5 @@
 /* Lists of hooks, which may change while a backward walks them. */
-#include "autograd/tape.h"
+#include "autograd/apply.h"
 #include "base/mem.h"
 
 static atomic_uint_fast64_t next_hook = 1;
@@ -57,7 +57,10 @@ void pd_hook_remove(pd_hook **list, uint64_t id) {
 
 pd_status pd_hook_call(pd_hook *h, void *arg) {
     if (!pd_hold(&h->users)) return PD_OK;
+    const bool plain = pd_parts_are_plain;
+    pd_parts_are_plain = false; /* hooks see parts as such */
     pd_status status = h->closure.call(h->closure.ctx, arg);
+    pd_parts_are_plain = plain;
     hook_let_go(h);
     return status;
 }

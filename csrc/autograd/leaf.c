@@ -93,6 +93,12 @@ static pd_status check_gradient(const char *what, const pd_tensor *t, const pd_t
                    pd_dtype_name((pd_dtype)g->dtype), pd_tensor_shape(g), g->storage->device->name);
 }
 
+/* The gradient of a part is a part, too. */
+static void mark(const pd_tensor *of, pd_tensor *g) {
+    pd_spread *s = pd_spread_of_gradient(of->spread);
+    if (g->spread != s) pd_tensor_set_spread(g, s);
+}
+
 /* .grad += g, under the leaf's lock, so no Python code may run here. The caller releases *old after the lock. */
 static pd_status add_to_grad(pd_tensor *leaf, pd_tensor *g, pd_tensor **old) {
     pd_meta *m = leaf->meta;
@@ -103,14 +109,15 @@ static pd_status add_to_grad(pd_tensor *leaf, pd_tensor *g, pd_tensor **old) {
             return pd_engine.add_into(*old, g);
         }
         PD_TRY(first_grad(m, g, &t));
-        if (leaf->spread != t->spread) pd_tensor_set_spread(t, leaf->spread);
+        mark(leaf, t);
         if (pd_meta_swap_grad(m, NULL, t)) return PD_OK;
         pd_tensor_release(t);
     }
 }
 
 /* .grad = .grad + g, recorded. No lock is held, since hooks of Python may run. */
-static pd_status record_to_grad(pd_meta *m, pd_tensor *g) {
+static pd_status record_to_grad(pd_tensor *leaf, pd_tensor *g) {
+    pd_meta *m = leaf->meta;
     if (m->destination.view && pd_tensor_wants_grad(g))
         return pd_fail(PD_E_RUNTIME,
                        "backward: create_graph=True needs a .grad with a graph, but this .grad lies in a bucket of "
@@ -124,6 +131,7 @@ static pd_status record_to_grad(pd_meta *m, pd_tensor *g) {
         else if (old) {}
         else if (m->destination.view) status = first_grad(m, g, &sum);
         else pd_tensor_retain(sum = g);
+        if (!status) mark(leaf, sum);
         bool done = !status && pd_meta_swap_grad(m, old, sum);
         pd_tensor_release(old);
         if (done || status) return status;
@@ -136,7 +144,7 @@ pd_status pd_leaf_accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
     pd_tensor *old = NULL;
     PD_TRY(check_gradient("a leaf", leaf, g));
     PD_TRY(pd_meta_get(leaf, &m));
-    if (create_graph) return record_to_grad(m, g);
+    if (create_graph) return record_to_grad(leaf, g);
     pthread_mutex_t *lock = &leaf_locks[((uintptr_t)leaf >> 6) % LEAF_LOCKS];
     pd_host_lock(lock);
     pd_status status = add_to_grad(leaf, g, &old);
@@ -167,12 +175,10 @@ pd_status pd_leaf_give(pd_tensor *leaf, pd_tensor *g) {
     const int64_t refs = g->refs, held = g->storage->refs;
     pd_status status = PD_OK;
     pd_tensor_retain(g);
-    pd_parts_are_plain = false; /* hooks see parts as such */
-    if (leaf->meta) status = pd_call_grad_hooks(leaf->meta->hooks, 0, &g);
     pd_parts_are_plain = true;
+    if (leaf->meta) status = pd_call_grad_hooks(leaf->meta->hooks, 0, &g);
     const bool kept = refs > 1 || g != given || g->refs > refs + 1 || g->storage->refs > held; /* by a hook, say */
     if (!status && (kept || !becomes_grad(leaf, g))) status = pd_leaf_accumulate(leaf, g, false);
-    pd_parts_are_plain = false;
     PD_THEN(call_hooks_after(leaf, g));
     pd_tensor_release(g);
     PD_THEN(call_leaf_hooks(leaf, PD_HOOK_READY, leaf));

@@ -55,6 +55,13 @@ static void drop_retained(void *retained) {
     if (atomic_fetch_sub(&r->refs, 1) == 1) pd_free(r);
 }
 
+static void drop_derived(pd_meta *m) {
+    pd_derived *d = m->derived;
+    m->derived = NULL;
+    if (d) pd_tensor_release(d->made);
+    pd_free(d);
+}
+
 /* Drops all but .grad, which the caller gets: [new] or NULL. */
 static pd_tensor *drop_rest(pd_meta *m) {
     if (m->retained) {
@@ -63,6 +70,7 @@ static pd_tensor *drop_rest(pd_meta *m) {
         pthread_mutex_unlock(&grads);
         drop_retained(m->retained);
     }
+    drop_derived(m);
     pd_tensor *grad = m->grad;
     pd_node_release(m->grad_fn);
     pd_tensor_release(m->destination.view);
@@ -146,6 +154,26 @@ static pd_status set_grad_fn(pd_meta *m, pd_node *fn, int index) {
     m->grad_fn = fn;
     m->index = index;
     pd_node_release(old); /* may run Python code */
+    return PD_OK;
+}
+
+pd_tensor *pd_tensor_derived(pd_tensor *t, const void *how, bool recorded) {
+    pd_derived *d = t->meta ? t->meta->derived : NULL;
+    if (!d || d->how != how || d->recorded != recorded) return NULL;
+    if (d->from != pd_tensor_version(t) || d->to != pd_tensor_version(d->made)) return NULL;
+    pd_tensor_retain(d->made);
+    return d->made;
+}
+
+pd_status pd_tensor_derive(pd_tensor *t, const void *how, pd_tensor *made) {
+    pd_meta *m = NULL;
+    pd_derived *d;
+    PD_TRY(pd_meta_get(t, &m));
+    PD_TRY(pd_malloc(sizeof *d, "tape", &d));
+    *d = (pd_derived){made, how, pd_tensor_version(t), pd_tensor_version(made), made->requires_grad};
+    pd_tensor_retain(made);
+    drop_derived(m);
+    m->derived = d;
     return PD_OK;
 }
 

@@ -96,6 +96,14 @@ typedef struct pd_low {
     size_t slot;          /* of the parameter's cast in the autocast region */
 } pd_low;
 
+/* What was last made of a tensor, for the next one who wants the same. */
+typedef struct pd_derived {
+    pd_tensor *made;      /* [strong] */
+    const void *how;      /* only compared */
+    unsigned from, to;    /* the versions of the tensor and of what was made of it */
+    bool recorded;
+} pd_derived;
+
 typedef struct pd_meta {
     pd_node *grad_fn;        /* [strong] NULL for a leaf */
     int index;
@@ -107,6 +115,7 @@ typedef struct pd_meta {
     uint32_t base_rebased;   /* of a view: the base's count when grad_fn was last made */
     pd_low low;
     pd_retained *retained;   /* [strong] of a tensor that is no leaf and keeps .grad, else NULL */
+    pd_derived *derived;     /* [owned] NULL: nothing */
     struct pd_meta *next;    /* the next in a list of dying ones, or of those that Python's collector visits */
 } pd_meta;
 
@@ -132,6 +141,10 @@ pd_tensor *pd_meta_grad(pd_meta *m);
    g stays the caller's. */
 bool pd_meta_swap_grad(pd_meta *m, const pd_tensor *was, pd_tensor *g);
 void pd_meta_set_grad(pd_meta *m, pd_tensor *g); /* replaces .grad in every case */
+/* [new] what was last made of t, if it was made in the same way (`how`), recorded or not as asked, and neither has been
+   written since; else NULL. t keeps it, so whether it is there does not depend on what is freed when. */
+pd_tensor *pd_tensor_derived(pd_tensor *t, const void *how, bool recorded);
+pd_status pd_tensor_derive(pd_tensor *t, const void *how, pd_tensor *made); /* t is no leaf of a graph */
 /* The current history of t: grad_fn [borrowed], NULL for a leaf. For a view whose base was written it is made anew. */
 pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index);
 /* Keeps .grad of t although t is no leaf, also after its grad_fn changes. */

@@ -1,7 +1,7 @@
 /* What nodes save, and what a vjp gets of it. */
 #include <string.h>
 
-#include "autograd/tape.h"
+#include "autograd/apply.h"
 #include "base/mem.h"
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
@@ -135,8 +135,11 @@ static pd_status laid_out(pd_tensor *t, const pd_tensor *as, pd_tensor **out) {
 /* [new] the tensor that the hook returns for a packed one, with the saved strides if they are dense. */
 static pd_status call_unpack(const pd_node *n, const pd_saved *s, pd_tensor **out) {
     pd_tensor *t = NULL, *copy = NULL;
-    PD_TRY(s->packed->call(s->packed->ctx, &t));
-    pd_status status = PD_OK;
+    const bool plain = pd_parts_are_plain;
+    pd_parts_are_plain = false; /* the hook may run a part of the forward again */
+    pd_status status = s->packed->call(s->packed->ctx, &t);
+    pd_parts_are_plain = plain;
+    PD_TRY(status);
     if (!pd_tensor_same_shape(t, s->t) || t->dtype != s->t->dtype)
         status = pd_fail(PD_E_SHAPE,
                          "%s: the unpack hook for saved tensors returned %s of shape %s (expected %s of shape %s)",

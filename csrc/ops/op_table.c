@@ -70,14 +70,22 @@ static pd_status clone(pd_tensor *t, pd_tensor **out) { return pd_call1(PD_OP_cl
 static pd_status ones_like(pd_tensor *t, pd_tensor **out) { return pd_full_like(t, 1, out); }
 static pd_status zeros_like(pd_tensor *t, pd_tensor **out) { return pd_full_like(t, 0, out); }
 
-/* A view of t with the geometry of `like`, which is a view of the same memory, of the same dtype or of complex numbers'
-   parts. */
-static pd_status as_strided(pd_tensor *t, const pd_tensor *like, pd_tensor **out) {
+static pd_status strided(pd_tensor *t, const pd_tensor *like, pd_tensor **out) {
     if (t->dtype != like->dtype) return pd_parts_strided(t, like, out);
     pd_strided_attrs a = {.size = {.n = like->ndim}, .stride = {.n = like->ndim}, .offset = like->offset};
     memcpy(a.size.v, like->size, sizeof(int64_t) * (size_t)like->ndim);
     memcpy(a.stride.v, like->stride, sizeof(int64_t) * (size_t)like->ndim);
     return pd_call1(PD_OP_as_strided, t, &a, out);
+}
+
+/* A view of t with the geometry of `like`, which is a view of the same memory, of the same dtype or of complex numbers'
+   parts. */
+static pd_status as_strided(pd_tensor *t, const pd_tensor *like, pd_tensor **out) {
+    const bool plain = pd_parts_are_plain;
+    pd_parts_are_plain = true; /* this is about memory */
+    pd_status status = strided(t, like, out);
+    pd_parts_are_plain = plain;
+    return status;
 }
 
 pd_status pd_ops_init(void) {

@@ -76,7 +76,8 @@ static pd_status dispatch_kernel(const pd_call *c) {
     const pd_tensor *x = c->in[X];
     job j;
     PD_TRY(begin(c, c->in[PLACE], c->out[0]->size[0], x->size[1], true, &j));
-    pd_here()->dispatch_rows((pd_dtype)x->dtype, &j.r, j.from, j.once, j.in[X], j.in[WEIGHT], pd_tensor_data(c->out[0]));
+    pd_here()->dispatch_rows((pd_dtype)x->dtype, &j.r, j.from, j.once, j.in[X], j.in[WEIGHT],
+                             pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 static void dispatch_vjp(pd_vjp *v) {

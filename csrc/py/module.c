@@ -19,7 +19,7 @@ static int (*const inner_parts[])(PyObject *) = {
     pd_py_add_cuda,     pd_py_add_profile, pd_py_add_saved,  pd_py_add_selected, pd_py_add_launch, pd_py_add_comm,
     pd_py_add_layout,   pd_py_add_reducer, pd_py_add_sharded, pd_py_add_mpi,    pd_py_add_nccl,    pd_py_add_unpickle,
     pd_py_add_run,      pd_py_add_program,  pd_py_add_data,   pd_py_add_data_files, pd_py_add_data_example,
-    pd_py_add_io,       pd_py_add_vocab,
+    pd_py_add_io,       pd_py_add_vocab,    pd_py_add_plans,
 };
 
 /* Sets __all__, for `from pydist._C import *`: the names so far that do not begin with an underscore. */

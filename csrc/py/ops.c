@@ -115,6 +115,62 @@ static bool set(const pd_def *def, const pd_param *p, PyObject *o, parsed *a) {
     return true;
 }
 
+bool pd_py_set_attr(const pd_def *def, const pd_param *p, PyObject *o, void *attrs) {
+    parsed a = {.in = a.few};
+    memcpy(a.attrs, attrs, def->op->attrs);
+    if (p->attr < 0 || !set(def, p, o, &a)) {
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%s: %s cannot be set (expected an attribute)", def->name, p->name);
+        return false;
+    }
+    memcpy(attrs, a.attrs, def->op->attrs);
+    return true;
+}
+
+static PyObject *ints(int64_t n, const int64_t *v) {
+    PyObject *tuple = PyTuple_New((Py_ssize_t)n);
+    for (int64_t i = 0; tuple && i < n; i++) {
+        PyObject *o = PyLong_FromLongLong(v[i]);
+        if (o) PyTuple_SET_ITEM(tuple, (Py_ssize_t)i, o);
+        else Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+static PyObject *number(const pd_scalar *s) {
+    switch (s->cat) {
+    case PD_CAT_BOOL: return PyBool_FromLong(s->i != 0);
+    case PD_CAT_INT: return PyLong_FromLongLong(s->i);
+    case PD_CAT_FLOAT: return PyFloat_FromDouble(s->d);
+    case PD_CAT_COMPLEX: return PyComplex_FromDoubles(s->d, s->im);
+    default: Py_RETURN_NONE;
+    }
+}
+
+static PyObject *choice(const char *choices, int64_t k) {
+    for (; k > 0; k--) choices = strchr(choices, '|') + 1;
+    return PyUnicode_FromStringAndSize(choices, (Py_ssize_t)strcspn(choices, "|"));
+}
+
+PyObject *pd_py_attr(const pd_param *p, const void *attrs) {
+    const void *at = (const char *)attrs + p->attr;
+    const int64_t word = *(const int64_t *)at;
+    switch (p->type) {
+    case PD_T_OPERAND: case PD_T_SCALAR: return number(at);
+    case PD_T_INT_OPT:
+        if (word == PD_NONE_INT) Py_RETURN_NONE; /* fall through */
+    case PD_T_INT: return PyLong_FromLongLong(word);
+    case PD_T_INT_N: return ints(p->n, at);
+    case PD_T_INTS_OPT:
+        if (word < 0) Py_RETURN_NONE; /* fall through */
+    case PD_T_INTS: return ints(word, ((const pd_ints *)at)->v);
+    case PD_T_FLOAT: return PyFloat_FromDouble(*(const double *)at);
+    case PD_T_BOOL: return PyBool_FromLong(word != 0);
+    case PD_T_DTYPE: return Py_NewRef(word == PD_NO_DTYPE ? Py_None : pd_py.dtypes[word]);
+    case PD_T_ENUM: return choice(p->choices, word);
+    default: Py_RETURN_NONE;
+    }
+}
+
 /* Other names of parameters that PyTorch accepts: NumPy's, and some of its own. */
 static const struct { const char *name, *of; } also_named[] = {
     {"axis", "dim"}, {"keepdims", "keepdim"}, {"x", "input"}, {"a", "input"}, {"x1", "input"},

@@ -119,7 +119,14 @@ bool pd_py_write_out(const char *op, PyObject *out, pd_tensor *result);
 /* *out: the [borrowed] tensors of an iterable. *seq: a [new] tuple that keeps them alive. */
 bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq, pd_tensor ***out, Py_ssize_t *n);
 
+/* ---- tensor/spread.c ---- */
+pd_spread *pd_py_spread(PyObject *of); /* [new] that of a Spread object */
+PyObject *pd_py_respread(PyObject *part, pd_spread *to); /* [new] part.redistribute() to the placements of `to` */
+
 /* ---- ops.c ---- */
+/* Reads argument o into its place in attrs; false with the exception set. */
+bool pd_py_set_attr(const pd_def *def, const pd_param *p, PyObject *o, void *attrs);
+PyObject *pd_py_attr(const pd_param *p, const void *attrs); /* [new] the same as a Python object */
 PyObject *pd_py_binary(pd_op_id op, PyObject *a,
                        PyObject *b); /* pd_py_foreign's result if an operand is neither tensor nor number */
 /* What _set_foreign_operands has set computes the operator, or NotImplemented. */
@@ -233,6 +240,7 @@ int pd_py_add_reducer(PyObject *module);
 int pd_py_add_sharded(PyObject *module);
 int pd_py_add_vocab(PyObject *module);
 int pd_py_add_mpi(PyObject *module);
+int pd_py_add_plans(PyObject *module);
 int pd_py_add_data(PyObject *module);
 int pd_py_add_data_files(PyObject *module);
 int pd_py_add_data_example(PyObject *module);

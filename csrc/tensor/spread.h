@@ -15,7 +15,8 @@ enum { /* pd_spread.parts: how the parts make the whole */
 };
 
 typedef struct pd_spread {
-    atomic_int_fast64_t users;           /* tensors */
+    atomic_int_fast64_t users;           /* tensors, plans and spreads */
+    struct pd_spread *gradient;          /* [strong] that of gradients; NULL: this one */
     int8_t parts;
     void (*unused)(struct pd_spread *s); /* there are none any more; called by any thread */
 } pd_spread;
@@ -25,5 +26,7 @@ static inline void pd_spread_retain(pd_spread *s) { atomic_fetch_add_explicit(&s
 static inline void pd_spread_release(pd_spread *s) { /* NULL is fine */
     if (s && atomic_fetch_sub_explicit(&s->users, 1, memory_order_acq_rel) == 1) s->unused(s);
 }
+
+static inline pd_spread *pd_spread_of_gradient(pd_spread *s) { return s && s->gradient ? s->gradient : s; }
 
 #endif

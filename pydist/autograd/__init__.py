@@ -53,7 +53,29 @@ def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, 
     """
     tensors = _tensors(tensors)
     grad_tensors = grad_variables if grad_tensors is None else grad_tensors
-    _C.backward(tensors, _grads(grad_tensors, len(tensors)), retain_graph, create_graph, inputs)
+    grads = _of_parts(tensors, _grads(grad_tensors, len(tensors)))
+    _C.backward(tensors, grads, retain_graph, create_graph, inputs)
+
+
+def _of_parts(tensors, grads):
+    """The gradients of parts of DTensors, as the engine takes them: this rank's parts."""
+    if not any(_C.spread_of(t) is not None for t in tensors if isinstance(t, _C.Tensor)):
+        return grads
+    found = []
+    for t, g in zip(tensors, grads or [None] * len(tensors), strict=True):
+        spec = _C.spread_of(t)
+        if spec is not None and g is None and t.numel() == 1:
+            g = _C.ones(spec.gradient().local_shape(), dtype=t.dtype, device=t.device)
+        elif spec is not None and g is not None and _C.spread_of(g) is not None:
+            g = _C.local_part(g.redistribute(placements=spec.gradient().placements))
+        found.append(g)
+    return found
+
+
+def _part(grad, of):
+    """The gradient of a DTensor is one, too."""
+    spec = None if grad is None else _C.spread_of(of)
+    return grad if spec is None else spec.as_gradient(grad)
 
 
 def grad(
@@ -85,7 +107,9 @@ def grad(
         raise ValueError("grad: materialize_grads with allow_unused=False (expected True, or not given)")
     outputs, inputs = _tensors(outputs), _tensors(inputs)
     allow_unused = materialize_grads if allow_unused is None else allow_unused
-    found = _C.grad(outputs, inputs, _grads(grad_outputs, len(outputs)), retain_graph, create_graph, allow_unused)
+    grads = _of_parts(outputs, _grads(grad_outputs, len(outputs)))
+    found = _C.grad(outputs, inputs, grads, retain_graph, create_graph, allow_unused)
+    found = [_part(g, x) for g, x in zip(found, inputs, strict=True)]
     if materialize_grads:
         found = [_C.zeros_like(x, requires_grad=create_graph) if g is None else g for g, x in zip(found, inputs)]
     return tuple(found)

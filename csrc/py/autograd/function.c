@@ -14,7 +14,8 @@ typedef struct output {
     const pd_device *device; /* NULL: the output is no tensor */
     int8_t dtype, ndim;
     int64_t size[PD_MAX_DIMS];
-} output; /* the geometry of an output, for its zero gradient */
+    pd_spread *spread;       /* [strong] of its gradient; NULL: that is a plain tensor */
+} output; /* what is known of an output's gradient */
 
 typedef struct pyctx {
     PyObject_HEAD
@@ -25,7 +26,8 @@ typedef struct pyctx {
     bool materialize, recorded;
     pd_node *node;                      /* [borrowed] NULL: there is none, or it is gone */
     output *outs;
-    int nout;
+    pd_spread **ins;                    /* [owned], each [strong]: of the inputs' gradients */
+    int nout, nin;
 } pyctx;
 
 /* ---- the ctx ----------------------------------------------------------------------------------------------------- */
@@ -113,7 +115,10 @@ static void ctx_dealloc(PyObject *self) {
     ctx_clear(self);
     Py_CLEAR(c->cls);
     Py_CLEAR(c->needs);
+    for (int i = 0; c->outs && i < c->nout; i++) pd_spread_release(c->outs[i].spread);
+    for (int i = 0; c->ins && i < c->nin; i++) pd_spread_release(c->ins[i]);
     pd_free(c->outs);
+    pd_free(c->ins);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -131,6 +136,7 @@ static PyObject *gradient_of(const pyctx *c, const pd_vjp *v, int i) {
     pd_tensor *zero;
     if (v->g[i]) {
         PD_PY_TRY(pd_tensor_apart(v->g[i], v->create_graph, &zero));
+        if (o->spread) pd_tensor_set_spread(zero, o->spread);
         return pd_py_wrap_new(zero);
     }
     if (!c->materialize || !o->device) Py_RETURN_NONE;
@@ -138,7 +144,21 @@ static PyObject *gradient_of(const pyctx *c, const pd_vjp *v, int i) {
     pd_status status = pd_tensor_new(pd_node_name(v->node), (pd_dtype)o->dtype, o->ndim, o->size, &zero);
     if (!status) pd_fill(zero, &(pd_scalar){.cat = PD_CAT_INT});
     pd_device_here = was;
+    if (!status && o->spread) pd_tensor_set_spread(zero, o->spread);
     return status ? pd_py_raise(status) : pd_py_wrap_new(zero);
+}
+
+static bool accept_gradient(pd_vjp *v, Py_ssize_t i, PyObject *g);
+
+/* The same for a part of a spread tensor, which is brought to where the gradient of input i lies. */
+static bool accept_part(const pyctx *c, pd_vjp *v, Py_ssize_t i, PyObject *g) {
+    pd_spread *to = i < c->nin ? c->ins[i] : NULL;
+    if (!to || !pd_py_is_tensor(g) || !pd_py_tensor(g)->spread || pd_py_tensor(g)->spread == to)
+        return accept_gradient(v, i, g);
+    PyObject *moved = pd_py_respread(g, to);
+    bool ok = moved && accept_gradient(v, i, moved);
+    Py_XDECREF(moved);
+    return ok;
 }
 
 /* Gives g to the engine as the gradient of input i; false with the exception set. */
@@ -203,7 +223,7 @@ static bool run_backward(pyctx *c, pd_vjp *v) {
                      pd_node_name(v->node), n, v->node->nin);
         ok = false;
     }
-    for (Py_ssize_t i = 0; ok && i < n; i++) ok = accept_gradient(v, i, PyTuple_GET_ITEM(result, i));
+    for (Py_ssize_t i = 0; ok && i < n; i++) ok = accept_part(c, v, i, PyTuple_GET_ITEM(result, i));
     Py_XDECREF(result);
     return ok;
 }
@@ -334,10 +354,16 @@ static pd_status record(pyctx *c, const char *name, PyObject *inputs, PyObject *
         if (!t) continue;
         c->outs[i] = (output){.device = t->storage->device, .dtype = t->dtype, .ndim = t->ndim};
         memcpy(c->outs[i].size, t->size, sizeof *t->size * (size_t)t->ndim);
+        if (t->spread) pd_spread_retain(c->outs[i].spread = pd_spread_of_gradient(t->spread));
     }
+    PD_TRY(pd_calloc(sizeof *c->ins * (size_t)(nin + 1), name, &c->ins));
+    c->nin = (int)nin;
     PD_TRY(pd_calloc(sizeof *in * (size_t)(nin + 1), name, &in));
     for (Py_ssize_t i = 0; i < nin; i++)
-        if (pd_py_is_tensor(PyTuple_GET_ITEM(inputs, i))) in[i] = pd_py_tensor(PyTuple_GET_ITEM(inputs, i));
+        if (pd_py_is_tensor(PyTuple_GET_ITEM(inputs, i))) {
+            in[i] = pd_py_tensor(PyTuple_GET_ITEM(inputs, i));
+            if (in[i]->spread) pd_spread_retain(c->ins[i] = pd_spread_of_gradient(in[i]->spread));
+        }
     pd_closure closure = {.call = call_function, .drop = pd_py_drop_function, .ctx = Py_NewRef(c)};
     pd_status status = pd_node_custom(name, closure, in, (int)nin, (int)nout, (int)nsaved, out);
     pd_free(in);

@@ -1,6 +1,7 @@
 /* Parts of spread tensors (tensor/spread.h): what distributed.tensor needs to make its DTensors of them. */
 #include "py/py.h"
 
+#include <string.h>
 #include <structmember.h>
 
 /* The base class of descriptions. Python makes one object for equal ones, and its subclass says what they are. */
@@ -20,12 +21,23 @@ static PyObject *spread_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)self;
 }
 
-/* t gets the spread of `of`, which lives as long as a tensor has it. */
+pd_spread *pd_py_spread(PyObject *of) {
+    pd_spread *s = &((pyspread *)of)->spread;
+    if (atomic_fetch_add(&s->users, 1) == 0) Py_INCREF(of); /* it lives as long as it has a user */
+    return s;
+}
+
 static void put(pd_tensor *t, PyObject *of) {
-    pd_spread *s = &((pyspread *)of)->spread, *was = t->spread;
-    if (atomic_fetch_add(&s->users, 1) == 0) Py_INCREF(of);
-    t->spread = s;
+    pd_spread *was = t->spread;
+    t->spread = pd_py_spread(of);
     pd_spread_release(was);
+}
+
+PyObject *pd_py_respread(PyObject *part, pd_spread *to) {
+    PyObject *placements = PyObject_GetAttrString(OF(to), "placements"),
+             *moved = placements ? PyObject_CallMethod(part, "redistribute", "OO", Py_None, placements) : NULL;
+    Py_XDECREF(placements);
+    return moved;
 }
 
 static bool expect(PyObject *o, const char *op) {
@@ -37,10 +49,12 @@ static bool expect(PyObject *o, const char *op) {
 /* [new] a view with t's own geometry: recorded, if gradients flow through it. */
 static pd_status same_view(pd_tensor *t, pd_tensor **out) {
     if (!pd_grad_mode || !pd_tensor_wants_grad(t)) return pd_tensor_alias(t, false, out);
-    bool was = pd_parts_are_plain;
+    pd_shape_attrs same = {.shape = {.n = t->ndim}};
+    const bool plain = pd_parts_are_plain;
+    memcpy(same.shape.v, t->size, sizeof *t->size * (size_t)t->ndim);
     pd_parts_are_plain = true;
-    pd_status status = pd_engine.as_strided(t, t, out);
-    pd_parts_are_plain = was;
+    pd_status status = pd_call1(PD_OP_view, t, &same, out);
+    pd_parts_are_plain = plain;
     return status;
 }
 
@@ -91,6 +105,29 @@ static PyObject *set_part_class(PyObject *module, PyObject *cls) {
     Py_RETURN_NONE;
 }
 
+/* What gradients of parts are parts of: where ranks have summands, each has the whole gradient. */
+static PyObject *set_gradient(PyObject *self, PyObject *of) {
+    pd_spread *s = &((pyspread *)self)->spread;
+    if (!expect(of, "set_gradient")) return NULL;
+    pd_spread *was = s->gradient;
+    s->gradient = of == self ? NULL : pd_py_spread(of);
+    pd_spread_release(was);
+    Py_RETURN_NONE;
+}
+
+static void spread_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    pd_spread_release(((pyspread *)self)->spread.gradient);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    {"set_gradient", set_gradient, METH_O,
+     "set_gradient(of)\n\nGradients of such parts are parts of what `of` describes."},
+    {0},
+};
+
 static PyMemberDef members[] = {
     {"parts", T_BYTE, offsetof(pyspread, spread) + offsetof(pd_spread, parts), 0,
      "How the ranks' parts make the whole: 0 one beside the other, 1 added, 2 combined otherwise."},
@@ -111,6 +148,8 @@ static PyMethodDef functions[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_new, spread_new},
+    {Py_tp_dealloc, spread_dealloc},
+    {Py_tp_methods, methods},
     {Py_tp_members, members},
     {Py_tp_doc, "What the parts of a spread tensor are parts of; a subclass describes it."},
     {0},

@@ -376,6 +376,7 @@ def destroy_process_group(group=None):
     if group is None or group is _NON_MEMBER:
         return
     group.destroy()
+    _C.spread_forget()  # plans of ops on DTensors keep groups
     if group is own:
         _here.group = _here.logical = None
     elif group is _default:

@@ -4,13 +4,14 @@ import math
 
 from pydist import _C
 from pydist._grad_mode import no_grad
-from pydist.distributed.tensor._moves import Convert, Redistribute, moved
+from pydist.distributed.tensor._indexing import indexed, set_indexed
+from pydist.distributed.tensor._moves import convert, move_to
+from pydist.distributed.tensor._plan import plan
 from pydist.distributed.tensor._spec import checked_mesh, checked_placements, spec_of
 from pydist.distributed.tensor.placement_types import Partial, Replicate
 
 _DRAWS = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_".split()
 _OF_VALUES = "__array__ __dlpack__ data_ptr numpy storage untyped_storage".split()
-_OF_PLACES = "__getitem__ __iter__ __setitem__ expand flatten permute reshape transpose unflatten view".split()
 
 
 def make(local, spec, requires_grad=False, cls=None):
@@ -25,10 +26,12 @@ class DTensor(_C.Tensor):
     of the mesh whether the ranks along it have different parts (Shard), the same (Replicate), or summands (Partial).
 
     `distribute_tensor` and `DTensor.from_local` make them; parameters of `fully_shard` are such. shape, size(), numel()
-    and stride() are the whole tensor's. Elementwise ops work, also in place, between DTensors of one mesh, placements and
-    shape, and with numbers: each rank computes its part. Random fills give each element the value that it would have in
-    the whole tensor, if the ranks have drawn equally often. copy_ also takes the whole as a plain tensor. Other ops raise
-    NotImplementedError, which names to_local() and full_tensor().
+    and stride() are the whole tensor's. Ops take DTensors of one mesh, numbers, and plain tensors without dimensions; each
+    rank computes its part. Where parts do not fit together, operands are moved, by as few bytes as will do; all ranks of
+    the mesh call an op together. An op that knows nothing of parts has its operands gathered, with a warning; with
+    PYDIST_DTENSOR=strict it raises NotImplementedError. In-place ops keep placements, and raise RuntimeError where they
+    cannot. Random fills and dropout give each element the value that it would have in the whole tensor, if the ranks have
+    drawn equally often. Gradients lie as the tensors do; where ranks have summands, each has the whole gradient.
 
     >>> import pydist
     >>> from pydist.distributed.tensor import Shard, distribute_tensor, init_device_mesh
@@ -61,7 +64,7 @@ class DTensor(_C.Tensor):
     @property
     def shape(self):
         """The sizes of the whole tensor."""
-        return _C.Size(self._spec.shape)
+        return _C.spread_of(self).size
 
     def size(self, dim=None):
         """The sizes of the whole tensor, or one of them."""
@@ -84,6 +87,85 @@ class DTensor(_C.Tensor):
 
     def __len__(self):
         return self.shape[0]
+
+    def view_as(self, other):
+        """A view with the sizes of `other`."""
+        return self.view(other.shape)
+
+    def reshape_as(self, other):
+        """This tensor with the sizes of `other`."""
+        return self.reshape(other.shape)
+
+    def expand_as(self, other):
+        """This tensor broadcast to the sizes of `other`."""
+        return self.expand(other.shape)
+
+    def is_same_size(self, other):
+        """Whether `other` has these sizes."""
+        return self.shape == other.shape
+
+    def new_empty(self, *size, **options):
+        """A DTensor of these sizes, uninitialised, with a copy on each rank; new_zeros, new_ones and new_full likewise."""
+        return self._new(self._local_tensor.new_empty(*size, **options))
+
+    def new_zeros(self, *size, **options):
+        """See new_empty."""
+        return self._new(self._local_tensor.new_zeros(*size, **options))
+
+    def new_ones(self, *size, **options):
+        """See new_empty."""
+        return self._new(self._local_tensor.new_ones(*size, **options))
+
+    def new_full(self, *args, **options):
+        """See new_empty."""
+        return self._new(self._local_tensor.new_full(*args, **options))
+
+    def _new(self, local):
+        spec = spec_of(self.device_mesh, (Replicate(),) * self.device_mesh.ndim, tuple(local.shape))
+        return make(local, spec, local.requires_grad)
+
+    # ---- indexing
+
+    def __getitem__(self, key):
+        return indexed(self, key)
+
+    def __iter__(self):
+        if not self.dim():
+            raise TypeError("iteration over a DTensor without dimensions (expected at least one)")
+        return (self[i] for i in range(len(self)))
+
+    def __setitem__(self, key, value):
+        set_indexed(self, key, value)
+
+    # ---- gradients
+
+    def backward(self, gradient=None, retain_graph=None, create_graph=False, inputs=None):
+        """As Tensor.backward. All ranks of the mesh call it. `gradient`: a DTensor, which is moved to where this tensor's
+        gradient lies."""
+        spec = self._spec.gradient()
+        if gradient is None:
+            if self.numel() != 1:
+                raise RuntimeError(
+                    f"backward: the DTensor has shape {list(self.shape)} (expected one element, or gradient=)"
+                )
+            gradient = _C.ones(spec.local_shape(), dtype=self.dtype, device=self.device)
+        elif isinstance(gradient, DTensor):
+            gradient = gradient.redistribute(placements=spec.placements)._local_tensor
+        return super().backward(gradient, retain_graph, create_graph, inputs)
+
+    def register_hook(self, hook):
+        """As Tensor.register_hook; the hook gets and returns DTensors."""
+        spec = self._spec.gradient()
+
+        def on_parts(grad):
+            if _C.spread_of(grad) is None:
+                grad = _C.as_part(grad, spec)
+            result = hook(grad)
+            if isinstance(result, DTensor):
+                result = _C.local_part(result.redistribute(placements=spec.placements))
+            return result
+
+        return super().register_hook(on_parts)
 
     # ---- between parts and wholes
 
@@ -129,35 +211,37 @@ class DTensor(_C.Tensor):
                 if place.is_replicate():
                     mesh.get_group(dim).broadcast(local_tensor.detach(), 0)
         if grad_placements is not None:
-            wanted = spec.replaced(checked_placements(grad_placements, mesh, local_tensor.dim(), "from_local"))
-            local_tensor = Convert.apply(local_tensor, spec, wanted)
+            wanted = checked_placements(grad_placements, mesh, local_tensor.dim(), "from_local")
+            return _C.spread_move(local_tensor, convert(spec, spec.placements, wanted), spec)
         return _C.as_part(local_tensor, spec)
 
     def to_local(self, *, grad_placements=None):
         """This rank's part as a plain tensor over the same memory. Gradients flow back; `grad_placements` says how the
         gradient of the result lies (default: as the tensor itself)."""
-        local = _C.local_part(self)
         if grad_placements is None:
-            return local
-        given = self._spec.replaced(checked_placements(grad_placements, self.device_mesh, self.dim(), "to_local"))
-        return Convert.apply(local, given, self._spec)
+            return _C.local_part(self)
+        spec, given = self._spec, checked_placements(grad_placements, self.device_mesh, self.dim(), "to_local")
+        return _C.spread_move(self, convert(spec, given, spec.placements), None)
 
     def redistribute(
         self, device_mesh=None, placements=None, *, async_op=False, forward_dtype=None, backward_dtype=None
     ):
-        """The same tensor with other placements. All ranks of the mesh call it. Gradients flow back. Cost: for each
-        dimension of the mesh that changes, an all_gather of its parts (Shard), or an all_reduce (Partial); a part that is
-        cut out costs nothing. `async_op` is accepted. Raises ValueError for another mesh."""
-        mesh = self.device_mesh if device_mesh is None else device_mesh
-        if mesh != self.device_mesh:
-            raise ValueError(f"redistribute: device_mesh is {mesh!r} (expected the tensor's, {self.device_mesh!r})")
-        for name, dtype in (("forward_dtype", forward_dtype), ("backward_dtype", backward_dtype)):
-            if dtype is not None:
-                raise NotImplementedError(f"redistribute: {name} is {dtype} (expected None)")
-        target = self._spec.replaced(checked_placements(placements, mesh, self.dim(), "redistribute"))
-        if target is self._spec:
+        """The same tensor with other placements. All ranks of the mesh call it. Gradients flow back. Cost, for each
+        dimension of the mesh that changes: nothing for a part of what is there (Replicate to Shard or Partial), an
+        all_gather for Shard to Replicate, an all_to_all for one Shard to another, a reduce_scatter for Partial to Shard, an
+        all_reduce for Partial to Replicate. `async_op` is accepted. The tensor is cast to `forward_dtype` before, its
+        gradient to `backward_dtype`. Raises ValueError for another mesh."""
+        spec = _C.spread_of(self)
+        if device_mesh is not None and device_mesh is not spec.mesh and device_mesh != spec.mesh:
+            raise ValueError(f"redistribute: device_mesh is {device_mesh!r} (expected the tensor's, {spec.mesh!r})")
+        if forward_dtype is not None or backward_dtype is not None:
+            return _cast(self, forward_dtype, backward_dtype).redistribute(placements=placements)
+        found = spec.moves.get((placements, 0)) if type(placements) is tuple else None
+        if found is None:
+            found = move_to(spec, checked_placements(placements, spec.mesh, self.dim(), "redistribute"), 0)
+        if found[1] is spec:
             return self
-        return _C.as_part(Redistribute.apply(_C.local_part(self), self._spec, target), target)
+        return _C.spread_move(self, *found)
 
     def full_tensor(self, *, grad_placements=None):
         """The whole tensor, plain, on every rank. All ranks call it. Gradients flow back; `grad_placements` as in
@@ -196,10 +280,7 @@ class DTensor(_C.Tensor):
                 raise RuntimeError(
                     f"copy_: src has shape {list(src.shape)} (expected {list(self.shape)}, that of the whole tensor)"
                 )
-            everywhere = self._spec.replaced([Replicate()] * self.device_mesh.ndim)
-            src = _C.as_part(moved(src.detach(), everywhere, self._spec), self._spec)
-        elif isinstance(src, DTensor) and src._spec is not self._spec and src.shape == self.shape:
-            src = src.detach().redistribute(placements=self.placements)
+            src = _C.as_part(src, self._spec.everywhere)
         return super().copy_(src, non_blocking)
 
     # ---- texts, copies, files
@@ -224,6 +305,15 @@ class DTensor(_C.Tensor):
         ranges = self._spec.ranges()
         offsets, sizes = _C.Size([a for a, _ in ranges]), _C.Size([b - a for a, b in ranges])
         return [ChunkStorageMetadata(offsets=offsets, sizes=sizes)]
+
+
+def _cast(tensor, forward_dtype, backward_dtype):
+    if forward_dtype is not None:
+        tensor = tensor.to(forward_dtype)
+    if backward_dtype is not None:
+        tensor = tensor.view_as(tensor)
+        tensor.register_hook(lambda grad: grad.to(backward_dtype).to(grad.dtype))
+    return tensor
 
 
 def _draw(name):
@@ -252,9 +342,8 @@ for _name in _DRAWS:
         setattr(DTensor, _name, _draw(_name))
 for _name in _OF_VALUES:
     setattr(DTensor, _name, _refuse(_name, "to_local() or full_tensor() first, whose memory is in one place"))
-for _name in _OF_PLACES:
-    setattr(DTensor, _name, _refuse(_name, "to_local() or full_tensor() first"))
 _C.set_part_class(DTensor)
+_C.set_spread_planner(plan)
 
 
 def distribute_tensor(tensor, device_mesh=None, placements=None, *, src_data_rank=0):

@@ -1,90 +1,123 @@
-"""Redistribution: the collectives that change placements, one dimension of the mesh after the other."""
+"""Redistribution: the steps that change placements, as the engine runs them (_C.Move)."""
 
 from pydist import _C
-from pydist.autograd import Function
-from pydist.distributed._ops.collectives import ReduceOp
-from pydist.distributed.tensor._spec import cut
+from pydist.distributed.tensor._spec import cuts
 from pydist.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 
-def _gathered(local, dim, size, group):
-    """All ranks' parts along `dim`, whose sum of sizes is `size`, one after the other."""
-    if not size or not all(n for d, n in enumerate(local.shape) if d != dim):
-        return local.new_empty([*local.shape[:dim], size, *local.shape[dim + 1 :]])
-    shapes = [list(local.shape) for _ in range(group.size)]
-    for rank, shape in enumerate(shapes):
-        a, b = cut(size, group.size, rank)
-        shape[dim] = b - a
-    parts = [_C.empty(shape, dtype=local.dtype, device=local.device) for shape in shapes]
-    group.all_gather(parts, local.contiguous())
-    return _C.cat(parts, dim)
+def _sizes(spec, before, dim, group, block):
+    """How many indices of `dim` each rank of the group has, where `before` says what is cut already."""
+    a, b = spec.ranges(before)[dim]
+    return cuts(b - a, group.size, block)
 
 
-def _sum(local, place, group):
-    whole = local.clone()
-    group.all_reduce(whole, getattr(ReduceOp, place.reduce_op.upper()))
-    return whole
+def _narrow(spec, before, place, group):
+    sizes = _sizes(spec, before, place.dim, group, place.block)
+    return "narrow", place.dim, sum(sizes[: group.rank]), sizes[group.rank]
 
 
-def moved(local, spec, target):
-    """This rank's part, a plain tensor, of the tensor with the placements of the Spec `target`. All ranks call it."""
-    now, wanted, mesh = list(spec.placements), target.placements, spec.mesh
-    first = next((d for d in range(mesh.ndim) if now[d] != wanted[d]), mesh.ndim)
-    # A dimension of the tensor may be cut by several of the mesh, in their order: what comes after a change is undone.
-    cut_again = {place.dim for d in range(first, mesh.ndim) for place in (now[d], wanted[d])
-                 if isinstance(place, Shard) and now[d] != wanted[d]}  # fmt: skip
-    undone = [d for d in range(first, mesh.ndim)
-              if now[d] != wanted[d] or (isinstance(now[d], Shard) and now[d].dim in cut_again)]  # fmt: skip
+def _undo(spec, before, place, group):
+    """The steps from a placement along one dimension of the mesh to Replicate()."""
+    if isinstance(place, Shard):
+        return [("gather", group, place.dim, _sizes(spec, before, place.dim, group, place.block))]
+    return [("reduce", group, place.reduce_op)] if isinstance(place, Partial) else []
+
+
+def _redo(spec, before, place, group):
+    """The steps from Replicate() to a placement."""
+    if isinstance(place, Shard):
+        return [_narrow(spec, before, place, group)]
+    if isinstance(place, Partial) and group.rank and place.reduce_op in ("sum", "product"):  # one rank has it all
+        return [("fill", 0.0 if place.reduce_op == "sum" else 1.0)]
+    return []
+
+
+def _direct(spec, placements, place, wanted, group):
+    """The steps from one placement to another, where nothing else cuts their dimensions further. `placements`: all."""
+    if isinstance(place, Shard) and isinstance(wanted, Shard):
+        whole = [Replicate() if p is place else p for p in placements]
+        return [("exchange", group, place.dim, _sizes(spec, whole, place.dim, group, place.block), wanted.dim,
+                 _sizes(spec, whole, wanted.dim, group, wanted.block))]  # fmt: skip
+    if isinstance(place, Partial) and isinstance(wanted, Shard):
+        sizes = _sizes(spec, placements, wanted.dim, group, wanted.block)
+        return [("scatter", group, wanted.dim, sizes, place.reduce_op)]
+    whole = [Replicate() if p is place else p for p in placements]
+    return _undo(spec, whole, place, group) + _redo(spec, whole, wanted, group)
+
+
+def _steps(spec, now, wanted):
+    """The steps from placements to others; a dimension of the tensor may be cut by several of the mesh, in their order."""
+    now, mesh = list(now), spec.mesh
+    changed = [d for d in range(mesh.ndim) if now[d] is not wanted[d] and mesh.size(d) > 1]
+    dims = [place.dim for d in changed for place in {now[d], wanted[d]} if isinstance(place, Shard)]
+    kept = {now[e].dim for e in range(mesh.ndim) if e not in changed and isinstance(now[e], Shard) and mesh.size(e) > 1}
+    steps = []
+    if len(set(dims)) == len(dims) and not kept & set(dims):
+        # first what makes the tensor smaller
+        for d in sorted(changed, key=lambda d: not (now[d].is_replicate() and wanted[d].is_shard())):
+            steps += _direct(spec, now, now[d], wanted[d], mesh.get_group(d))
+            now[d] = wanted[d]
+        return steps
+    first = changed[0]
+    undone = [d for d in range(first, mesh.ndim) if mesh.size(d) > 1
+              and (d in changed or (isinstance(now[d], Shard) and now[d].dim in dims))]  # fmt: skip
     for d in reversed(undone):
-        place, group = now[d], mesh.get_group(d)
-        if isinstance(place, Shard):
-            begin, end = spec.ranges(now[:d])[place.dim]
-            local = _gathered(local, place.dim, end - begin, group)
-        elif isinstance(place, Partial):
-            local = _sum(local, place, group)
+        steps += _undo(spec, now[:d], now[d], mesh.get_group(d))
         now[d] = Replicate()
     for d in undone:
-        place, group = wanted[d], mesh.get_group(d)
-        if isinstance(place, Shard):
-            a, b = cut(local.size(place.dim), group.size, group.rank)
-            local = local.narrow(place.dim, a, b - a)
-        elif isinstance(place, Partial) and group.rank and place.reduce_op in ("sum", "product"):  # one rank has it all
-            local = _C.zeros_like(local) if place.reduce_op == "sum" else _C.ones_like(local)
-    return local
+        steps += _redo(spec, now[:d], wanted[d], mesh.get_group(d))
+        now[d] = wanted[d]
+    return steps
 
 
-def _of_gradient(spec):
-    """The Spec of the gradient of a tensor with this one: the gradient of a sum is the same on all ranks."""
-    others = [p for p in spec.placements if isinstance(p, Partial) and p.reduce_op != "sum"]
-    if others:
-        raise NotImplementedError(f"DTensor: the gradient of {others[0]!r} is not there (expected Partial of a sum)")
-    return spec.replaced([Replicate() if isinstance(p, Partial) else p for p in spec.placements])
+def _of_gradient(place, shared):
+    """How the gradient lies: where ranks have summands, each has the whole; where they share a copy, each has a summand
+    of the gradient."""
+    return Replicate() if isinstance(place, Partial) else Partial() if shared and place.is_replicate() else place
 
 
-class Redistribute(Function):
-    """`moved`, with a gradient."""
+def move_to(spec, placements, shared=0):
+    """(Move, Spec): how to bring a tensor with this Spec to other placements. Bit d of `shared`: along dimension d of the
+    mesh the ranks will use their copies for different parts of the result, so each gets a summand of the gradient."""
+    key = placements, shared
+    found = spec.moves.get(key)
+    if found is None:
+        mesh, target = spec.mesh, spec.replaced(placements)
+        if target.parts and (key, "there") in spec.moves:
+            return spec.moves[key, "there"], target
+        there = tuple(_steps(spec, spec.placements, target.placements))
+        back = [_of_gradient(place, shared >> d & 1 and mesh.size(d) > 1) for d, place in enumerate(target.placements)]
+        to = [_of_gradient(place, 0) for place in spec.placements]
+        back = _steps(spec, back, to)
+        for d in range(mesh.ndim):
+            was, will = spec.placements[d], target.placements[d]
+            if was is will or mesh.size(d) == 1:
+                continue
+            if was.is_partial("avg"):
+                back.append(("scale", 1 / mesh.size(d)))
+            if will.is_partial("avg"):
+                back.append(("scale", float(mesh.size(d))))
+            if any(isinstance(p, Partial) and p.reduce_op in ("max", "min", "product") for p in (was, will)):
+                back.append(("refuse",))
+        found = _C.Move(there, tuple(back)), target
+        if target.parts:  # it keeps the Spec of its gradient in C: a circle that Python's collector would not see
+            spec.moves[key, "there"] = found[0]
+        else:
+            spec.moves[key] = found
+    return found
 
-    @staticmethod
-    def forward(ctx, local, spec, target):
-        ctx.specs = spec, target
-        made = moved(local, spec, target)
-        return made.view_as(made) if made is local else made
 
-    @staticmethod
-    def backward(ctx, grad):
-        spec, target = ctx.specs
-        return moved(grad, _of_gradient(target), _of_gradient(spec)).contiguous(), None, None
+def convert(spec, given, wanted):
+    """The Move that does nothing, but brings the gradient from the placements in which it is `given` to those in which the
+    gradient of a tensor with the placements `wanted` lies."""
+    key = "gradient", given, wanted
+    if key not in spec.moves:
+        to = [_of_gradient(place, 0) for place in wanted]
+        spec.moves[key] = _C.Move((), tuple(_steps(spec, given, to)))
+    return spec.moves[key]
 
 
-class Convert(Function):
-    """The tensor itself; its gradient comes with the Spec `given` and is brought to that of `wanted`."""
-
-    @staticmethod
-    def forward(ctx, local, given, wanted):
-        ctx.specs = given, wanted
-        return local.view_as(local)
-
-    @staticmethod
-    def backward(ctx, grad):
-        given, wanted = ctx.specs
-        return moved(grad, given, _of_gradient(wanted)).contiguous(), None, None
+def once(spec, placements):
+    """The Move that does nothing; of its gradient, which all ranks have, one rank keeps it where `placements` are
+    Partial."""
+    return _C.Move((), tuple(_steps(spec, spec.placements, placements)))

@@ -12,10 +12,17 @@ _made = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def cut(size, ranks, rank):
-    """The indices [from, to) of a dimension of `size` that belong to a rank, as torch.chunk cuts."""
-    each = -(-size // ranks)
+def cut(size, ranks, rank, block=1):
+    """The indices [from, to) of a dimension of `size` that belong to a rank, as torch.chunk cuts a row of blocks."""
+    blocks = -(-size // block)
+    each = -(-blocks // ranks) * block
     return min(size, each * rank), min(size, each * (rank + 1))
+
+
+def cuts(size, ranks, block=1):
+    """How many indices each rank has."""
+    ends = [cut(size, ranks, rank, block) for rank in range(ranks)]
+    return tuple(b - a for a, b in ends)
 
 
 class Spec(_C.Spread):
@@ -26,11 +33,31 @@ class Spec(_C.Spread):
         self.mesh, self.placements, self.shape = mesh, placements, shape
         kinds = {place.reduce_op for place in placements if isinstance(place, Partial)}
         self.parts = 2 if kinds - {"sum", "avg"} else 1 if kinds else 0  # see _C.Spread.parts
+        self.size = _C.Size(shape)
+        self.moves = {}  # (placements, shared) -> (Move, the Spec that it leads to)
 
     @property
     def stride(self):
         """The strides of the whole tensor: it is contiguous."""
         return tuple(math.prod(self.shape[d + 1 :]) for d in range(len(self.shape)))
+
+    @property
+    def everywhere(self):
+        """The Spec of the same tensor with a copy on each rank."""
+        return self.replaced((Replicate(),) * self.mesh.ndim)
+
+    def gradient(self):
+        """The Spec of the tensor's gradient: where ranks have summands, each has the whole gradient."""
+        return self.replaced([Replicate() if isinstance(p, Partial) else p for p in self.placements])
+
+    def as_gradient(self, local):
+        """A plain tensor, the gradient of this rank's part, as a part of the whole's gradient."""
+        spec = self.gradient()
+        if spec is self or not local.requires_grad:
+            return _C.as_part(local, spec)
+        from pydist.distributed.tensor._moves import once
+
+        return _C.spread_move(local, once(spec, self.placements), spec)
 
     def replaced(self, placements=None, shape=None):
         """The same with other placements or another shape."""
@@ -46,7 +73,7 @@ class Spec(_C.Spread):
         for place, ranks, rank in zip(placements, self.mesh.shape, self.mesh.get_coordinate() or (), strict=False):
             if isinstance(place, Shard):
                 first, last = found[place.dim]
-                a, b = cut(last - first, ranks, rank)
+                a, b = cut(last - first, ranks, rank, place.block)
                 found[place.dim] = first + a, first + b
         return found
 
@@ -75,7 +102,10 @@ def spec_of(mesh, placements, shape):
         spec = _made.get((*key, groups))
         if spec is None:
             spec = _made[(*key, groups)] = Spec(*key)
-        return spec
+    if spec.parts and not hasattr(spec, "_gradient"):
+        spec._gradient = spec.gradient()
+        spec.set_gradient(spec._gradient)
+    return spec
 
 
 def checked_mesh(mesh, op):
@@ -104,6 +134,6 @@ def checked_placements(placements, mesh, ndim, op):
         if isinstance(place, Shard):
             if not -ndim <= place.dim < ndim:
                 raise IndexError(f"{op}: {place} of a tensor with {ndim} dimensions (expected {-ndim} to {ndim - 1})")
-            place = Shard(place.dim % ndim)
+            place = Shard(place.dim % ndim, place.block)
         checked.append(place)
     return tuple(checked)

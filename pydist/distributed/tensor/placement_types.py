@@ -1,8 +1,28 @@
-"""Placements: how a tensor lies along one dimension of a mesh of ranks."""
+"""Placements: how a tensor lies along one dimension of a mesh of ranks. Equal ones are one object."""
+
+import weakref
+
+_made = weakref.WeakValueDictionary()
 
 
 class Placement:
     """How a tensor lies along one dimension of a mesh."""
+
+    def __new__(cls, *values, **named):
+        key = cls, cls._values(*values, **named)
+        made = _made.get(key)
+        if made is None:
+            made = object.__new__(cls)
+            made._fill(*key[1])
+            made = _made.setdefault(key, made)
+        return made
+
+    @staticmethod
+    def _values():
+        return ()
+
+    def _fill(self):
+        pass
 
     def is_shard(self, dim=None):
         """Whether each rank has a part, along `dim` if that is given."""
@@ -16,25 +36,37 @@ class Placement:
         """Whether each rank has a summand."""
         return isinstance(self, Partial) and reduce_op in (None, self.reduce_op)
 
-    def __eq__(self, other):
-        return type(self) is type(other) and vars(self) == vars(other)
+    def __reduce__(self):
+        return type(self), tuple(vars(self).values())
 
-    def __hash__(self):
-        return hash((type(self), *vars(self).values()))
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
 
     def __repr__(self):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
 class Shard(Placement):
-    """Each rank has a part along `dim`: ceil(n / W) of its n indices, the last ranks fewer or none, as torch.chunk
-    cuts."""
+    """Each rank has a part along `dim`: ceil(n / W) of its n indices, the last ranks fewer or none, as torch.chunk cuts.
+    `block`: cuts fall between blocks of so many indices, so that no block is cut (the rows of an attention head, say)."""
 
-    def __init__(self, dim):
-        self.dim = dim
+    @staticmethod
+    def _values(dim, block=1):
+        if not isinstance(dim, int) or not isinstance(block, int) or block < 1:
+            raise TypeError(f"Shard: dim is {dim!r}, block {block!r} (expected ints, block at least 1)")
+        return dim, block
+
+    def _fill(self, dim, block):
+        self.dim, self.block = dim, block
+
+    def __repr__(self):
+        return f"Shard(dim={self.dim})" if self.block == 1 else f"Shard(dim={self.dim}, block={self.block})"
 
     def __str__(self):
-        return f"S({self.dim})"
+        return f"S({self.dim})" if self.block == 1 else f"S({self.dim}, {self.block})"
 
 
 class Replicate(Placement):
@@ -48,9 +80,13 @@ class Partial(Placement):
     """Each rank has a summand of it; `reduce_op` "avg", "max", "min" or "product": what else makes the whole of the
     ranks' tensors."""
 
-    def __init__(self, reduce_op="sum"):
+    @staticmethod
+    def _values(reduce_op="sum"):
         if reduce_op not in ("sum", "avg", "max", "min", "product"):  # the names of ReduceOp, in small letters
             raise ValueError(f"Partial: reduce_op is {reduce_op!r} (expected sum, avg, max, min or product)")
+        return (reduce_op,)
+
+    def _fill(self, reduce_op):
         self.reduce_op = reduce_op
 
     def __str__(self):
