@@ -119,7 +119,8 @@ bool pd_py_set_attr(const pd_def *def, const pd_param *p, PyObject *o, void *att
     parsed a = {.in = a.few};
     memcpy(a.attrs, attrs, def->op->attrs);
     if (p->attr < 0 || !set(def, p, o, &a)) {
-        if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%s: %s cannot be set (expected an attribute)", def->name, p->name);
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_TypeError, "%s: %s cannot be set (expected an attribute)", def->name, p->name);
         return false;
     }
     memcpy(attrs, a.attrs, def->op->attrs);
