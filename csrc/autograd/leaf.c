@@ -163,6 +163,7 @@ static pd_status call_hooks_after(pd_tensor *leaf, pd_tensor *g) {
 static bool becomes_grad(pd_tensor *leaf, pd_tensor *g) {
     if (!leaf->meta || leaf->meta->destination.view || !alike(leaf, g)) return false;
     if (g->storage->drop || !pd_tensor_is_contiguous(g)) return false;
+    mark(leaf, g);
     pd_tensor_retain(g);
     if (pd_meta_swap_grad(leaf->meta, NULL, g)) return true;
     pd_tensor_release(g);

@@ -5,6 +5,7 @@
 #include "base/host.h"
 #include "base/mem.h"
 #include "ops/ops.h"
+#include "parallel/shares.h"
 
 #define OP "redistribute"
 
@@ -312,10 +313,28 @@ typedef struct taken {
     uint64_t site;
 } taken; /* a node's `extra` */
 
+/* The groups over which the steps of the way add; 0: it does something else, too. */
+static int sums_of(const taken *way, pd_group **groups) {
+    const pd_moves *m = way->move;
+    const int back = !way->back;
+    for (int i = 0; i < m->n[back]; i++) {
+        const pd_step *s = &m->steps[back][i];
+        if (s->kind != PD_STEP_REDUCE || s->op != PD_REDUCE_SUM || i == PD_SHARES_GROUPS) return 0;
+        groups[i] = s->group;
+    }
+    return m->n[back];
+}
+
 static void take_back(pd_vjp *v) {
     const taken *way = v->node->extra;
-    pd_tensor *g = NULL;
+    pd_tensor *g = NULL, *leaf = v->node->edges[0].leaf;
+    pd_group *groups[PD_SHARES_GROUPS];
     if (v->status) return;
+    const int sums = pd_shares_may_wait(v, leaf) ? sums_of(way, groups) : 0;
+    if (sums) {
+        v->status = pd_shares_wait(leaf, v->g[0], groups, sums, way->site);
+        return;
+    }
     pd_status status = pd_moves_run(way->move, !way->back, v->g[0], false, way->site, &g);
     pd_vjp_set(v, 0, pd_vjp_keep(v, status, g));
 }

@@ -202,6 +202,15 @@ static PyObject *f_rng_shard(PyObject *module, PyObject *args) {
     pd_rng_set_shard((uint32_t)shard);
     Py_RETURN_NONE;
 }
+static PyObject *f_rng_next(PyObject *module, PyObject *args) {
+    int shard;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "i:_rng_next", &shard)) return NULL;
+    refuse();
+    pd_rng_key key = pd_rng_next();
+    key.stream += (uint32_t)shard;
+    return PyBytes_FromStringAndSize((const char *)&key, sizeof key);
+}
 
 static PyMethodDef functions[] = {
     {"manual_seed", (PyCFunction)(void (*)(void))f_manual_seed, METH_VARARGS | METH_KEYWORDS,
@@ -217,6 +226,8 @@ static PyMethodDef functions[] = {
      "_rng_own(own): gives this thread a default generator of its own (True), or takes it away."},
     {"_rng_shard", f_rng_shard, METH_VARARGS,
      "_rng_shard(n): makes dropout on this rank draw other numbers than on other shards."},
+    {"_rng_next", f_rng_next, METH_VARARGS,
+     "_rng_next(shard): the bytes of the next key, as dropout on that shard would take it."},
     {0},
 };
 

@@ -331,3 +331,111 @@ def test_every_kind_of_partial():
             Partial("foo")
 
     run_ranks(2, work)
+
+
+def test_leaves_that_are_shared_take_one_message():
+    """The weights of norms between activations that are cut: their gradients are added over the ranks together, once."""
+
+    def chain(x, weights):
+        for w in weights:
+            x = nn.functional.layer_norm(x, (6,), w).tanh()
+        return (x * x).sum()
+
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        group, x, weights = mesh.get_group(0), numbers(4, 6), [pydist.rand(6) + i for i in range(5)]
+        plain = [w.clone().requires_grad_() for w in weights]
+        chain(x, plain).backward()
+        parts = [distribute_tensor(w, mesh, [Replicate()]).requires_grad_() for w in weights]
+        loss = chain(distribute_tensor(x, mesh, [Shard(0)]), parts)
+        before = group.counted["steps"]
+        loss.backward()
+        assert group.counted["steps"] == before + 1
+        for a, b in zip(plain, parts, strict=True):
+            assert pydist.allclose(a.grad, b.grad.full_tensor(), atol=1e-6) and b.grad.placements == (Replicate(),)
+        seen = []
+        parts[0].register_hook(lambda grad: seen.append(grad.full_tensor()))
+        loss = chain(distribute_tensor(x, mesh, [Shard(0)]), parts)
+        for a, b in zip(plain, pydist.autograd.grad(loss, parts), strict=True):
+            assert pydist.allclose(a.grad, b.full_tensor(), atol=1e-6)
+        assert pydist.allclose(seen[0], plain[0].grad, atol=1e-6)
+
+    run_ranks(2, work)
+
+
+def test_functions_and_hooks_get_dtensors():
+    class Twice(pydist.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            assert isinstance(x, DTensor) and isinstance(grad, DTensor) and grad.shape == x.shape
+            return (grad * 2).redistribute(placements=[Replicate()])
+
+    def work(rank):
+        mesh, seen = init_device_mesh("cpu", (2,)), []
+        x = distribute_tensor(numbers(5, 2), mesh, [Shard(0)]).requires_grad_()
+        y = Twice.apply(x)
+        assert isinstance(y, DTensor) and y.placements == (Shard(0),)
+        y.register_hook(lambda grad: seen.append(grad.shape) or grad * 3)
+        y.sum().backward()
+        assert pydist.equal(x.grad.full_tensor(), pydist.full((5, 2), 6.0)) and seen == [(5, 2)]
+        z = pydist.utils.checkpoint.checkpoint(lambda t: (t * t).sin().sum(), x, use_reentrant=False)
+        x.grad = None
+        z.backward()
+        assert pydist.allclose(x.grad.full_tensor(), (numbers(5, 2) ** 2).cos() * 2 * numbers(5, 2), atol=1e-5)
+
+    run_ranks(2, work)
+
+
+def test_plans_do_not_grow():
+    from pydist import _C
+
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        w = distribute_tensor(numbers(6, 4), mesh, [Shard(0)])
+        for step in range(300):
+            x = distribute_tensor(numbers(1 + step % 7, 4), mesh, [Replicate()])
+            nn.functional.linear(x, w).relu().sum()
+            if step == 20:
+                dist.barrier()
+                plans = _C.spread_plans()
+        dist.barrier()
+        return plans, _C.spread_plans()
+
+    for before, after in run_ranks(2, work):
+        assert after <= before + 2 and after <= 4096
+
+
+def test_dropout_is_that_of_one_process():
+    pydist.manual_seed(5)
+    whole = nn.functional.dropout(pydist.ones(7, 5), 0.4)
+
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        for place in (Replicate(), Shard(0), Shard(1), Partial()):
+            x = distribute_tensor(pydist.ones(7, 5), mesh, [Replicate()]).redistribute(placements=[place])
+            pydist.manual_seed(5)
+            assert pydist.equal(nn.functional.dropout(x, 0.4).full_tensor(), whole), place
+
+    run_ranks(2, work)
+
+
+def test_blocks_are_not_cut():
+    """5 heads of 3 features on 2 ranks: the cut falls between heads, and a view shows that."""
+
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        x, w = numbers(2, 4), numbers(15, 4)
+        y = nn.functional.linear(distribute_tensor(x, mesh), distribute_tensor(w, mesh, [Shard(0, 3)]))
+        assert y.placements == (Shard(1, 3),) and y.to_local().shape == (2, 9 if rank == 0 else 6)
+        heads = y.view(2, 5, 3)
+        assert heads.placements == (Shard(1),) and heads.to_local().shape[1] == (3 if rank == 0 else 2)
+        assert heads.flatten(1).placements == (Shard(1, 3),)
+        assert pydist.allclose(heads.full_tensor(), nn.functional.linear(x, w).view(2, 5, 3))
+
+    run_ranks(2, work)

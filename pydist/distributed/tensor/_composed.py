@@ -2,6 +2,7 @@
 gets a Call, and returns the function that computes the results (_plan.py), or None where the op's rule will do."""
 
 import math
+import struct
 
 from pydist import _C
 from pydist.distributed.tensor._moves import move_to
@@ -51,12 +52,15 @@ def _dropout(call):
     if not call.attrs["training"] or not 0 < call.attrs["p"] <= 1:
         return None
 
+    shard = int(call.specs[0].mesh.mesh.flatten()[0])  # all ranks of the mesh draw as its first one
+
     def dropout(name, inputs, attrs, raw, into, wants):
         x = inputs[0]
         spec = _C.spread_of(x).gradient()
         ones = _C.ones((), dtype=x.dtype, device=x.device).expand(spec.shape)
-        mask = spec.part_of(_C.dropout(ones, attrs["p"], True))
-        return x * _C.as_part(mask, spec)
+        key = struct.pack("d", attrs["p"]) + _C._rng_next(shard)
+        (mask,) = _C.op_apply("dropout_mask", (ones,), key)
+        return x * _C.as_part(spec.part_of(mask), spec)
 
     return dropout
 
@@ -224,7 +228,19 @@ def _spread_loss(name, inputs, attrs, raw, into, wants):
     return total if attrs["reduction"] == "sum" else total / _weights(target, weight, attrs["ignore_index"], x)
 
 
+def _linear_loss(call):
+    """By its parts: a product and a loss."""
+    return _linear_then_loss
+
+
+def _linear_then_loss(name, inputs, attrs, raw, into, wants):
+    x, weight, target, bias, class_weight = inputs
+    names = ("ignore_index", "reduction", "label_smoothing")
+    return _C.cross_entropy(_C.linear(x, weight, bias), target, class_weight, **{n: attrs[n] for n in names})
+
+
 COMPOSED = {
+    "linear_cross_entropy": _linear_loss,
     "mean": _mean, "fill": _fill, "dropout": _dropout, "scaled_dot_product_attention": _attention,
     "batch_norm": _batch_norm, "embedding": _embedding, "cross_entropy": _class_loss, "nll_loss": _class_loss,
 }  # fmt: skip

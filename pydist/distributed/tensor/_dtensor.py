@@ -4,7 +4,7 @@ import math
 
 from pydist import _C
 from pydist._grad_mode import no_grad
-from pydist.distributed.tensor._indexing import indexed, set_indexed
+from pydist.distributed.tensor._indexing import indexed, put, set_indexed
 from pydist.distributed.tensor._moves import convert, move_to
 from pydist.distributed.tensor._plan import plan
 from pydist.distributed.tensor._spec import checked_mesh, checked_placements, spec_of
@@ -136,6 +136,10 @@ class DTensor(_C.Tensor):
 
     def __setitem__(self, key, value):
         set_indexed(self, key, value)
+
+    def index_put_(self, indices, values, accumulate=False):
+        """As Tensor.index_put_. Cost: the whole is gathered."""
+        return self.copy_(put(self, indices, values, accumulate))
 
     # ---- gradients
 

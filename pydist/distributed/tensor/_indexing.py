@@ -73,17 +73,34 @@ def _looked_up(x, tensors):
         modes.implicit = was
 
 
+def put(x, indices, values, accumulate):
+    """index_put, not in place; plain tensors are taken to be the same on all ranks."""
+    from pydist.distributed.tensor._plan import modes
+
+    indices = [k if k is None or _is_tensor(k) else _C.tensor(k, device=x.device) for k in indices]
+    values = values if _is_tensor(values) else _C.tensor(values, dtype=x.dtype, device=x.device)
+    was, modes.implicit = modes.implicit, True
+    try:
+        raw = (b"\1" if accumulate else b"\0") + bytes(7)
+        return _C.op_apply("index_put", (x, *indices, values), raw)[0]
+    finally:
+        modes.implicit = was
+
+
+def _whole(value):
+    return value.full_tensor() if _is_tensor(value) and _C.spread_of(value) is not None else value
+
+
 def set_indexed(x, key, value):
     """x[key] = value. Where the key cuts through a dimension that is sharded, the whole is gathered, written and cut
     again."""
     with no_grad():
         if _simple(_spelt(x, key)) and all(place.is_replicate() for place in x.placements):
-            local = value.full_tensor() if _C.spread_of(value) is not None else value
-            _C.local_part(x)[key] = local
+            _C.local_part(x)[key] = _whole(value)
             return
     if x.requires_grad:
         raise RuntimeError("DTensor: x[key] = value of a sharded tensor that requires grad (expected pydist.where)")
     with no_grad():
         whole = x.full_tensor()
-        whole[key] = value.full_tensor() if _is_tensor(value) and _C.spread_of(value) is not None else value
+        whole[tuple(_whole(k) for k in key) if isinstance(key, tuple) else _whole(key)] = _whole(value)
         x.copy_(whole)

@@ -189,6 +189,7 @@ def _choose(call, rule, mesh):
 
 
 _HERE = os.path.dirname(__file__) + os.sep
+_MODULES = os.path.join(_PACKAGE, "nn", "modules") + os.sep
 
 
 def _frames():
@@ -210,20 +211,24 @@ def _user_line():
     return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _is_helper(t):
-    """Whether a function of the package has made the tensor itself, and it is the same on all ranks."""
-    frame = next(_frames(), None)
-    if frame is None or not _is_own(frame) or t.requires_grad:
-        return False
+def _arguments(frame):
     code = frame.f_code
-    names = code.co_varnames[
-        : code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-    ]
-    given = []
-    for name in names:
+    named = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    for name in code.co_varnames[:named]:
         value = frame.f_locals.get(name)
-        given += value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else [value]
-    return not any(value is t for value in given)
+        yield from value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else [value]
+
+
+def _is_helper(t):
+    """Whether a function of the package has made the tensor itself: then it is the same on all ranks."""
+    last = None
+    for frame in _frames():
+        if not _is_own(frame):
+            break
+        if frame.f_code.co_filename.startswith(_MODULES):  # they get the user's tensors
+            return False
+        last = frame
+    return last is not None and not t.requires_grad and not any(value is t for value in _arguments(last))
 
 
 def _mesh_of(name, inputs):

@@ -335,5 +335,5 @@ RULES = {
     **dict.fromkeys("mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy "
                     "binary_cross_entropy_with_logits".split(), _loss),
     "nll_loss": _class_loss, "cross_entropy": _class_loss,
-    **dict.fromkeys("gelu where copy fill clone cast angle conj conj_physical".split(), each),
+    **dict.fromkeys("gelu where copy fill clone cast angle conj conj_physical bitwise_not logical_not dropout polar complex".split(), each),
 }  # fmt: skip
