@@ -10,7 +10,7 @@ def empty(*size, dtype=None, device=None, group=None):
 
     Collective: all ranks of the group call it. all_reduce, broadcast and reduce_scatter of such a tensor, or of a part
     of it, read and write the ranks' tensors in place, if it is at the same offset on all of them; so does an all_gather
-    of tensors of different sizes. The results have the same bits as those of any other tensor. Between hosts it is ordinary memory. The tensor may outlive the group.
+    of tensors of different sizes. all_to_all of parts of such a tensor reads them in place at any offset. The results have the same bits as those of any other tensor. Between hosts it is ordinary memory. The tensor may outlive the group.
     Raises OutOfMemoryError on all ranks if one of them has too little memory. PyTorch:
     torch.distributed._symmetric_memory.empty.
 

@@ -13,6 +13,7 @@ from lib.processes import within
 from pydist import distributed as dist
 from pydist import nn, optim
 from pydist.distributed import _functional_collectives as collectives
+from pydist.distributed import symmetric_memory
 from pydist.distributed.device_mesh import init_device_mesh
 from pydist.examples.moe import MoE, average_gradients
 from pydist.nn import functional as F
@@ -99,6 +100,37 @@ def test_uneven_all_to_all():
         close(g, 6 * x)
 
     run_ranks(world, work)
+
+
+def test_tokens_in_symmetric_memory():
+    """Read where they lie, at any place, if all ranks give parts of one segment; else as ever. Values are the same."""
+    world, rows = 3, 1000
+
+    def work(rank):
+        sends = [(100, 300, 200), (0, 500, 400), (600, 0, 50)][rank]
+        receives = [(100, 0, 600), (300, 500, 0), (200, 400, 50)][rank]
+        first, second = (symmetric_memory.empty(rows, 16) for _ in range(2))
+        plain = pydist.arange(rows * 16.0).view(rows, 16) + 1e6 * rank
+        first.copy_(plain), second.copy_(plain)
+        from_row = 7 * rank
+        cuts = [sum(sends[:r]) + from_row for r in range(world + 1)]
+        whole = [(pydist.arange(rows * 16.0).view(rows, 16) + 1e6 * r) for r in range(world)]
+        starts = [(0, 100, 400), (7, 7, 507), (14, 614, 614)]
+        wanted = pydist.cat([whole[r][starts[r][rank] :][: receives[r]] for r in range(world)])
+        group, found = dist.distributed_c10d._get_default_group(), []
+        for given in (first, plain, (first, second)[rank % 2], (first, plain)[rank % 2]):
+            before = group.counted["memory"][0]
+            part = given[from_row : cuts[-1]]
+            got = collectives.all_to_all_single(part, receives, sends, None)
+            assert pydist.equal(got, wanted)
+            found.append(group.counted["memory"][0] - before > 1000)
+        lists = [pydist.empty(n, 16) for n in receives]
+        dist.all_to_all(lists, list(first[from_row : cuts[-1]].split(sends)))
+        assert pydist.equal(pydist.cat(lists), wanted)
+        return found  # whether it has copied tokens for others
+
+    assert [found[0] for found in run_ranks(world, work)] == [False] * world
+    assert all(found[3] for found in run_ranks(world, work))
 
 
 def test_wrong_arguments_of_collectives():

@@ -107,7 +107,7 @@ struct pd_work {
     uint64_t places; /* of all_gather's parts, where all of them lie in symmetric segments; 0: they do not */
     uint32_t shows;  /* flags in the line of a work with parts */
     bool read;       /* large parts are read in place */
-    bool placed;     /* and all ranks' parts have the same places in segments */
+    bool placed;     /* and all ranks' parts lie in symmetric segments */
     pd_timespan span;       /* for the profiler, from the moment it began to run */
     /* The gate that ends this round: opens when every rank's word has reached the target. */
     bool at_board;    /* the word: line[seq & 1].seq, else step */

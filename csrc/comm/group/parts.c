@@ -7,11 +7,12 @@
    collective. A rank whose own parts are large enough puts nothing before that is known.
 
    If all parts of an all_gather lie in symmetric segments, at the same places on all ranks, then each rank copies the
-   others' parts from there, with as many gates. */
+   others' parts from there, with as many gates. So it does for an all_to_all if what each rank gives lies in one
+   segment, the same one on all ranks, at any place: a rank shows the segment, and where its parts begin in its slot. */
 #include "base/copy.h"
 #include "comm/group/group_impl.h"
 
-enum { CAN_READ = 1, TO_BE_READ = 2, NOT_PUT = 4 }; /* in line.segment */
+enum { CAN_READ = 1, TO_BE_READ = 2, NOT_PUT = 4, FLAGS = 3 }; /* in line.segment: so many bits, then a segment's id */
 
 static const pd_line *line_of(const pd_group *g, const pd_work *w, int r) { return &g->boards[r]->line[w->seq & 1]; }
 
@@ -52,9 +53,47 @@ static uint64_t find_places(pd_group *g, const pd_work *w, char **peers) {
     return hash | 1;
 }
 
-static bool is_placed(const pd_group *g, const pd_work *w) {
-    return w->id.coll == PD_COLL_ALL_GATHER_PARTS && !g->mesh && !g->forced &&
-           pd_job_bytes(&w->job, w->job.count) > (size_t)g->tuning.direct;
+static bool may_be_placed(const pd_group *g, const pd_work *w, int coll, int64_t count) {
+    return w->id.coll == coll && !g->mesh && !g->forced && pd_job_bytes(&w->job, count) > (size_t)g->tuning.direct;
+}
+
+/* Writes into our slot where the parts that we give begin in their segment. Returns that segment's id as it is shown; 0:
+   they lie in none, or not in one. */
+static uint32_t show_places(pd_group *g, const pd_work *w) {
+    const pd_part *first = NULL;
+    for (int r = 0; r < g->size && !first; r++)
+        if (w->job.gives[r].count) first = &w->job.gives[r];
+    pd_segment *s = first ? pd_segment_of(g, first->data, pd_job_bytes(&w->job, first->count)) : NULL;
+    if (!s) return 0;
+    uint64_t *at = (uint64_t *)pd_job_slot(&w->job, g->rank, 0);
+    const char *begin = pd_segment_ptr(s);
+    bool inside = s->id && s->id < 1u << (32 - FLAGS);
+    for (int r = 0; r < g->size; r++) {
+        const pd_part *p = &w->job.gives[r];
+        const size_t bytes = pd_job_bytes(&w->job, p->count);
+        inside &= !p->count || (p->data >= begin && p->data + bytes <= begin + s->bytes);
+        at[r] = p->count ? (uint64_t)(p->data - begin) : 0;
+    }
+    uint32_t id = inside ? s->id << FLAGS : 0;
+    pd_segment_release(s); /* the caller's buffers hold it */
+    return id;
+}
+
+/* Sets where the parts lie that the ranks give us, in the segment that they have shown. */
+static pd_status look_up_places(pd_group *g, const pd_work *w) {
+    const pd_part *own = NULL;
+    for (int r = 0; r < g->size && !own; r++)
+        if (w->job.gives[r].count) own = &w->job.gives[r];
+    pd_segment *s = pd_segment_of(g, own->data, pd_job_bytes(&w->job, own->count));
+    bool good = s != NULL;
+    for (int r = 0; r < g->size && good; r++) {
+        const uint64_t at = ((const uint64_t *)pd_job_slot(&w->job, r, 0))[g->rank];
+        const size_t bytes = pd_job_bytes(&w->job, w->job.takes[r].count);
+        good = !bytes || (at <= s->bytes && bytes <= s->bytes - at); /* always, if sizes are compared */
+        g->peers[r] = (char *)s->parts[r].ptr + at;
+    }
+    if (s) pd_segment_release(s);
+    return good ? PD_OK : pd_group_mismatch(g, w);
 }
 
 static int64_t own_largest(const pd_group *g, const pd_work *w) {
@@ -68,8 +107,13 @@ static bool is_large(const pd_group *g, const pd_work *w, int64_t largest) {
 void pd_parts_begin(pd_group *g, pd_work *w) {
     w->shows = 0;
     if (w->device || w->id.coll == PD_COLL_REDUCE_SCATTER_PARTS) return;
-    if (is_placed(g, w) && (w->places = find_places(g, w, NULL))) {
+    if (may_be_placed(g, w, PD_COLL_ALL_GATHER_PARTS, w->job.count) && (w->places = find_places(g, w, NULL))) {
         w->shows = NOT_PUT;
+        w->not_put = true;
+        return;
+    }
+    if (may_be_placed(g, w, PD_COLL_ALL_TO_ALL_PARTS, w->largest) && (w->shows = show_places(g, w))) {
+        w->shows |= NOT_PUT;
         w->not_put = true;
         return;
     }
@@ -89,18 +133,19 @@ static pd_status compare(pd_group *g, pd_work *w, int64_t *largest, bool *can, b
     uint64_t balance = 0;
     *largest = 0;
     *can = true;
-    w->placed = w->places != 0;
+    const bool own_sizes = pd_parts_own_sizes(w);
+    w->placed = own_sizes ? w->shows >> FLAGS : w->places != 0;
     for (int r = 0; r < g->size; r++) {
         const pd_line *l = line_of(g, w, r);
         if (__builtin_expect(l->hash != w->hash, 0) && g->check) return pd_group_mismatch(g, w);
         int64_t own = largest_of(g, w, r);
         balance += l->balance;
-        w->placed &= l->balance == w->places;
+        w->placed &= own_sizes ? l->segment >> FLAGS == w->shows >> FLAGS : l->balance == w->places;
         *largest = own > *largest ? own : *largest;
         *again |= (l->segment & NOT_PUT) != 0;
         *can &= (l->segment & CAN_READ) && ((l->segment & TO_BE_READ) || own <= w->job.piece);
     }
-    return balance && g->check && pd_parts_own_sizes(w) ? pd_group_mismatch(g, w) : PD_OK;
+    return balance && g->check && own_sizes ? pd_group_mismatch(g, w) : PD_OK;
 }
 
 pd_status pd_parts_meet(pd_group *g, pd_work *w, bool *again) {
@@ -112,7 +157,8 @@ pd_status pd_parts_meet(pd_group *g, pd_work *w, bool *again) {
         w->pieces = pd_pieces_of(&w->job, largest);
         g->piece += (uint32_t)w->pieces;
     }
-    if (w->placed) find_places(g, w, g->peers);
+    if (w->placed && pd_parts_own_sizes(w)) PD_TRY(look_up_places(g, w));
+    else if (w->placed) find_places(g, w, g->peers);
     w->read = w->placed || (can && is_large(g, w, largest));
     *again = waits && !w->read;
     return PD_OK;
@@ -145,14 +191,15 @@ static pd_status take_from(pd_group *g, pd_work *w, int r) {
 static void copy_from(pd_group *g, const pd_work *w, int r) {
     const pd_part *to = &w->job.takes[r];
     size_t bytes = pd_job_bytes(&w->job, to->count);
-    if (r == g->rank || !bytes) return;
-    pd_copy(to->data, g->peers[r], bytes, pd_job_bytes(&w->job, w->job.count));
-    pd_count_read(&w->job, bytes);
+    if (!bytes || (r == g->rank && !pd_parts_own_sizes(w))) return;
+    const int64_t all = pd_parts_own_sizes(w) ? pd_parts_total(g->size, w->job.takes) : w->job.count;
+    pd_copy(to->data, g->peers[r], bytes, pd_job_bytes(&w->job, all));
+    if (r != g->rank) pd_count_read(&w->job, bytes);
 }
 
 pd_status pd_parts_read(pd_group *g, pd_work *w) {
     if (w->placed) {
-        for (int d = 1; d < g->size; d++) copy_from(g, w, (g->rank + d) % g->size);
+        for (int d = 0; d < g->size; d++) copy_from(g, w, (g->rank + d) % g->size);
         return PD_OK;
     }
     for (int d = 0; d < g->size; d++) PD_TRY(take_from(g, w, (g->rank + d) % g->size));
