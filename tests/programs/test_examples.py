@@ -314,3 +314,24 @@ def test_keras_mnist_learns(data_folder):
         accuracy(start("-m", "pydist.examples.keras_mnist", "--data", data_folder("mnist"), ranks=2, timeout=900))
         >= 0.97
     )
+
+
+@pytest.mark.slow
+def test_experts():
+    """The losses of one process and of two ranks are the same; four ranks with a capacity learn, too."""
+
+    def losses(ranks, *args):
+        done = start("-m", "pydist.examples.moe", "--no-progress", "--steps", 40, *args, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        return [float(x) for x in re.findall(r"step \d+: loss (\d+\.\d+), balance \d", done.stdout)]
+
+    one, two = losses(None), losses(2)
+    assert len(one) == 6 and one[-1] < 0.7 * one[0] and np.allclose(one, two, atol=2e-3)
+    four = losses(4, "--expert-parallel", 2, "--capacity-factor", 1.0)
+    assert four[-1] < 0.7 * four[0]
+
+
+def test_experts_that_cannot_be(refusal):
+    assert "top_k is 9 (expected 1 to 8" in refusal("moe", "--top-k", 9)
+    assert "--expert-parallel 3" in refusal("moe", "--expert-parallel", 3)
+    assert "at least 1" in refusal("moe", "--steps", 0)

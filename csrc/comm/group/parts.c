@@ -12,7 +12,7 @@
 #include "base/copy.h"
 #include "comm/group/group_impl.h"
 
-enum { CAN_READ = 1, TO_BE_READ = 2, NOT_PUT = 4, FLAGS = 3 }; /* in line.segment: so many bits, then a segment's id */
+enum { CAN_READ = 1, TO_BE_READ = 2, NOT_PUT = 4, FLAGS = 3 }; /* line.segment: FLAGS bits, then a segment's id */
 
 static const pd_line *line_of(const pd_group *g, const pd_work *w, int r) { return &g->boards[r]->line[w->seq & 1]; }
 
@@ -57,8 +57,8 @@ static bool may_be_placed(const pd_group *g, const pd_work *w, int coll, int64_t
     return w->id.coll == coll && !g->mesh && !g->forced && pd_job_bytes(&w->job, count) > (size_t)g->tuning.direct;
 }
 
-/* Writes into our slot where the parts that we give begin in their segment. Returns that segment's id as it is shown; 0:
-   they lie in none, or not in one. */
+/* Writes into our slot where the parts that we give begin in their segment. Returns that segment's id as it is shown,
+   or 0 if they do not all lie in one. */
 static uint32_t show_places(pd_group *g, const pd_work *w) {
     const pd_part *first = NULL;
     for (int r = 0; r < g->size && !first; r++)
