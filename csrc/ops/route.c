@@ -50,7 +50,7 @@ static pd_status begin(const pd_call *c, const pd_tensor *place, int64_t rows, i
         if (j->in[i] == at) at += (pd_tensor_bytes(c->in[i]) + 63) / 64 * 64;
         if (c->in[i] == place) j->r.place = j->in[i];
     }
-    return pd_here()->route(c->def->name, &j->r, j->from, &j->once, &bad) ? PD_OK : pd_bad_index_fail(&bad);
+    return pd_here()->route(c->def->name, &j->r, j->from, &j->once, &bad) ? pd_bad_index_fail(&bad) : PD_OK;
 }
 
 static double route_work(const pd_call *c) { return ((double)c->in[0]->numel + (double)c->out[0]->numel) * 0.5; }

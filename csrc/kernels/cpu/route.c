@@ -14,13 +14,13 @@ PD_CPU_FUNCTION(bool, route, const char *op, const pd_route *c, int64_t *from, b
         const int64_t place = c->place[at];
         if (place < -1 || place >= c->rows) {
             *bad = (pd_bad_index){op, PD_BAD_ROW, {place, c->rows, c->rows}};
-            return false;
+            return true;
         }
         if (place < 0 || !from) continue;
         *once &= from[place] < 0;
         from[place] = at;
     }
-    return true;
+    return false;
 }
 PD_CPU_FUNCTION(void, dispatch_rows, pd_dtype t, const pd_route *c, const int64_t *from, bool once, const void *x,
                 const void *w, void *out) {
