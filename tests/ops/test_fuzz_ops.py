@@ -267,7 +267,8 @@ def compare(call):
 OTHERWISE = {
     "fill": "fill_", "slice": "getitem", "index_put": "setitem", "resample": "interpolate", "constant_pad_nd": "pad", "pad_around": "pad",
     **{f"{pool}_with_indices": pool for pool in ("max_pool1d", "max_pool2d", "adaptive_max_pool2d")},
-    "uniform": "uniform_", "normal": "normal_", "linear_cross_entropy": "test_linear_cross_entropy.py", "recurrent": "test_ops.py", "positions": "nonzero", "square_sum": "norm",
+    "uniform": "uniform_", "normal": "normal_", "linear_cross_entropy": "test_linear_cross_entropy.py", "embedding_part": "test_ops.py",
+    "dispatch_rows": "test_ops.py", "combine_rows": "test_ops.py", "recurrent": "test_ops.py", "positions": "nonzero", "square_sum": "norm",
     "view_dtype": "test_complex.py", "add_layer_norm": "test_add_norm.py", "add_rms_norm": "test_add_norm.py",
 }  # fmt: skip
 

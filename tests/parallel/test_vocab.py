@@ -93,6 +93,20 @@ def test_a_large_vocabulary(world):
     run_ranks(world, work)
 
 
+def test_the_same_bits_in_threads_and_processes():
+    """What the ranks found is combined in their order, wherever it comes from."""
+    x, target, weight = samples(9, 1001)
+
+    def work(rank):
+        first, end = columns(1001, 3)[rank]
+        local = x[:, first:end].float().detach().requires_grad_()
+        loss = vocab_cross_entropy(local, target, first, 1001, weight=weight, label_smoothing=0.1)
+        loss.backward()
+        return loss.item(), local.grad.tolist()
+
+    assert run_ranks(3, work) == run_ranks(3, work, processes=True)
+
+
 @pytest.mark.parametrize(("dtype", "within"), [("float32", 2e-6), ("bfloat16", 2e-2), ("float16", 3e-3)])
 def test_other_dtypes(dtype, within):
     """Computed in float32, and rounded once."""
