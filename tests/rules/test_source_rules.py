@@ -202,6 +202,7 @@ THREAD_LOCALS = {
     "autograd/engine": {"current"},  # the backward that it runs
     "autograd/program": {"pd_recorder_here", "text"},  # its recording; a message
     "autograd/record": {"pd_recorder_here", "reason"},  # its recording, and why that was refused
+    "parallel/shares": {"now"},  # gradients that wait for the end of this thread's backward
     "autograd/rehearse": {"rehearsing", "text"},  # its rehearsal; a message
     "autograd/tape": {"pd_grad_mode", "pd_saved_pack", "dying", "looping"},  # modes, and a loop that frees
     "base/mem": {"mine", "scratch"},
