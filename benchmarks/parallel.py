@@ -1,15 +1,22 @@
-"""`python -m benchmarks.parallel {context} [options]`: forms of parallel training beside one process.
+"""`python -m benchmarks.parallel {context,dtensor} [options]`: forms of parallel training beside one process.
 
 context: causal attention of a sequence that context_parallel spreads over ranks of one thread each, forward and backward,
 beside one process with as many threads, in turns: seconds, the median of the rounds' ratios (one process over the ranks:
 more is better), and how far the ranks' seconds in the kernels lie apart. Then the memory of a model of `--layers` blocks:
 what forward keeps on a rank, over its share of what one process keeps; and the highest level during forward and backward,
 over its share of that in one process and keys and values of a layer. PyTorch's context parallel has no kernel for CPUs, so there is none beside it.
+
+dtensor: what DTensors cost a call of add (1,024 elements), of linear, of linear with its backward, and a redistribution
+from Replicate to Shard, on one rank: microseconds more than on plain tensors, beside PyTorch's, in turns.
 """
 
 import argparse
+import json
 import statistics
+import subprocess
+import sys
 
+from benchmarks.harness import PROGRAMS
 from benchmarks.report import machine
 from benchmarks.rpc import Ranks, free_port
 
@@ -86,7 +93,29 @@ def memory_of_context(args):
     return failed
 
 
-PARTS = {"context": context}
+MORE = {"add": 1.0, "linear": 1.5, "redistribute R to S": 2.0}  # microseconds that DTensors may cost a call
+TIMES = 30  # as much PyTorch's cost at least
+
+
+def dtensor(args):
+    rounds = {"pydist": [], "torch": []}
+    for _ in range(args.rounds):
+        for lib, calls in (("pydist", 20000), ("torch", 1000)):
+            command = [sys.executable, str(PROGRAMS / "dtensor_call.py"), lib, str(calls), str(free_port())]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+            rounds[lib].append(json.loads(done.stdout))
+    failed = False
+    for name in rounds["pydist"][0]:
+        plain, ours = (statistics.median(r[name][k] for r in rounds["pydist"]) for k in (0, 1))
+        cost = statistics.median(r[name][1] - r[name][0] for r in rounds["pydist"])
+        theirs = statistics.median(r[name][1] - r[name][0] for r in rounds["torch"])
+        failed |= name in MORE and (cost > MORE[name] or theirs < TIMES * cost)
+        print(f"  {name:22} {plain:6.2f} us plain, {ours:6.2f} us on DTensors: {cost:5.2f} us more; PyTorch's cost {theirs:7.1f} us, "
+              f"{theirs / max(cost, 1e-3):.0f} x")  # fmt: skip
+    return int(failed)
+
+
+PARTS = {"context": context, "dtensor": dtensor}
 
 
 def main():

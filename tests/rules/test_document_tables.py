@@ -1,5 +1,6 @@
 """Tables in documents are what the programs write that made them."""
 
+import dtensor_ops
 import environment
 
 
@@ -10,3 +11,8 @@ def test_environment_lists_every_variable():
     assert not {name: path for name, path in found.items() if name not in listed}, "describe it in tools/environment.py"
     assert not listed - set(found), "nobody reads it: tools/environment.py describes it"
     assert environment.FILE.read_text() == environment.page(), "python tools/environment.py writes it"
+
+
+def test_every_op_on_dtensors_is_listed():
+    text = dtensor_ops.FILE.read_text()
+    assert dtensor_ops.page(text) == text, "python tools/dtensor_ops.py writes it"

@@ -340,25 +340,28 @@ static PyObject *op_linear(PyObject *module, PyObject *name) {
     return def ? PyLong_FromLong(def->op->linear) : NULL;
 }
 
-/* [new] the bytes with other values of some attributes */
+/* [new] the bytes with other values of some attributes; None: those of the defaults */
 static PyObject *op_attrs(PyObject *module, PyObject *args) {
-    PyObject *changed, *bytes;
-    given g;
+    PyObject *bytes, *changed;
+    const char *name;
+    uint64_t attrs[PD_MAX_ATTRS / 8];
     (void)module;
-    if (!PyTuple_Check(args) || PyTuple_GET_SIZE(args) != 3)
-        return PyErr_Format(PyExc_TypeError, "op_attrs: expected (name, bytes, dict)");
-    PyObject *three = Py_BuildValue("O()O", PyTuple_GET_ITEM(args, 0), PyTuple_GET_ITEM(args, 1));
-    bool ok = three && read_given(three, "op_attrs", &g);
-    Py_XDECREF(three);
-    if (!ok) return NULL;
-    changed = PyTuple_GET_ITEM(args, 2);
-    for (int i = 0; i < g.def->nparams; i++) {
-        const pd_param *p = &g.def->params[i];
-        PyObject *o = PyDict_Check(changed) ? PyDict_GetItemString(changed, p->name) : NULL;
-        if (o && !pd_py_set_attr(g.def, p, o, g.attrs)) return NULL;
+    if (!PyArg_ParseTuple(args, "sOO!:op_attrs", &name, &bytes, &PyDict_Type, &changed)) return NULL;
+    const pd_def *def = find_op(name);
+    if (!def) return NULL;
+    memcpy(attrs, def->defaults, def->op->attrs);
+    if (bytes != Py_None) {
+        if (!PyBytes_Check(bytes) || PyBytes_GET_SIZE(bytes) != (Py_ssize_t)def->op->attrs)
+            return PyErr_Format(PyExc_ValueError, "op_attrs: of %s: got %R (expected %zu bytes)", name, bytes,
+                                def->op->attrs);
+        memcpy(attrs, PyBytes_AS_STRING(bytes), def->op->attrs);
     }
-    bytes = PyBytes_FromStringAndSize((const char *)g.attrs, (Py_ssize_t)g.def->op->attrs);
-    return bytes;
+    for (int i = 0; i < def->nparams; i++) {
+        const pd_param *p = &def->params[i];
+        PyObject *o = PyDict_GetItemString(changed, p->name);
+        if (o && !pd_py_set_attr(def, p, o, attrs)) return NULL;
+    }
+    return PyBytes_FromStringAndSize((const char *)attrs, (Py_ssize_t)def->op->attrs);
 }
 
 static PyObject *set_planner(PyObject *module, PyObject *function) {
@@ -398,7 +401,8 @@ static PyMethodDef functions[] = {
      "op_linear(name)\n\nWhether the sum of results is the result of sums: 0 no, 1 it copies, 2 of all inputs, 3 of "
      "one "
      "input, 4 of the first."},
-    {"op_attrs", op_attrs, METH_VARARGS, "op_attrs(name, bytes, changed)\n\nThe bytes of changed attributes."},
+    {"op_attrs", op_attrs, METH_VARARGS,
+     "op_attrs(name, bytes, changed)\n\nThe bytes of changed attributes; bytes None: of the defaults."},
     {0},
 };
 

@@ -152,7 +152,8 @@ class DTensor(_C.Tensor):
                 raise RuntimeError(
                     f"backward: the DTensor has shape {list(self.shape)} (expected one element, or gradient=)"
                 )
-            gradient = _C.ones(spec.local_shape(), dtype=self.dtype, device=self.device)
+            if any(place.is_shard() for place in spec.placements):  # else the engine takes it to be 1
+                gradient = _C.ones(spec.local_shape(), dtype=self.dtype, device=self.device)
         elif isinstance(gradient, DTensor):
             gradient = gradient.redistribute(placements=spec.placements)._local_tensor
         return super().backward(gradient, retain_graph, create_graph, inputs)

@@ -34,6 +34,7 @@ class Spec(_C.Spread):
         kinds = {place.reduce_op for place in placements if isinstance(place, Partial)}
         self.parts = 2 if kinds - {"sum", "avg"} else 1 if kinds else 0  # see _C.Spread.parts
         self.size = _C.Size(shape)
+        self._gradient = self._everywhere = None
         self.moves = {}  # (placements, shared) -> (Move, the Spec that it leads to)
 
     @property
@@ -44,11 +45,16 @@ class Spec(_C.Spread):
     @property
     def everywhere(self):
         """The Spec of the same tensor with a copy on each rank."""
-        return self.replaced((Replicate(),) * self.mesh.ndim)
+        if self._everywhere is None:
+            spec = self.replaced((Replicate(),) * self.mesh.ndim)
+            if spec is self:
+                return self
+            self._everywhere = spec
+        return self._everywhere
 
     def gradient(self):
         """The Spec of the tensor's gradient: where ranks have summands, each has the whole gradient."""
-        return self.replaced([Replicate() if isinstance(p, Partial) else p for p in self.placements])
+        return self._gradient or self
 
     def as_gradient(self, local):
         """A plain tensor, the gradient of this rank's part, as a part of the whole's gradient."""
@@ -102,8 +108,8 @@ def spec_of(mesh, placements, shape):
         spec = _made.get((*key, groups))
         if spec is None:
             spec = _made[(*key, groups)] = Spec(*key)
-    if spec.parts and not hasattr(spec, "_gradient"):
-        spec._gradient = spec.gradient()
+    if spec.parts and not spec._gradient:
+        spec._gradient = spec.replaced([Replicate() if isinstance(p, Partial) else p for p in placements])
         spec.set_gradient(spec._gradient)
     return spec
 
