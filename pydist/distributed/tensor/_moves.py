@@ -45,10 +45,22 @@ def _direct(spec, placements, place, wanted, group):
     return _undo(spec, whole, place, group) + _redo(spec, whole, wanted, group)
 
 
+def _cuts_alike(spec, now, wanted, d):
+    """Whether two Shards along dimension d of the mesh leave each rank the same part, though their blocks differ."""
+    a, b = now[d], wanted[d]
+    if not isinstance(a, Shard) or not isinstance(b, Shard) or a.dim != b.dim or list(now[:d]) != list(wanted[:d]):
+        return False
+    group = spec.mesh.get_group(d)
+    return _sizes(spec, now[:d], a.dim, group, a.block) == _sizes(spec, now[:d], b.dim, group, b.block)
+
+
 def _steps(spec, now, wanted):
     """The steps from placements to others; a dimension of the tensor may be cut by several of the mesh, in their order."""
     now, mesh = list(now), spec.mesh
-    changed = [d for d in range(mesh.ndim) if now[d] is not wanted[d] and mesh.size(d) > 1]
+    changed = [d for d in range(mesh.ndim)
+               if now[d] is not wanted[d] and mesh.size(d) > 1 and not _cuts_alike(spec, now, wanted, d)]  # fmt: skip
+    if not changed:
+        return []
     dims = [place.dim for d in changed for place in {now[d], wanted[d]} if isinstance(place, Shard)]
     kept = {now[e].dim for e in range(mesh.ndim) if e not in changed and isinstance(now[e], Shard) and mesh.size(e) > 1}
     steps = []
