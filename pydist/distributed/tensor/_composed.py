@@ -211,6 +211,8 @@ def _spread_loss(name, inputs, attrs, raw, into, wants):
 
     x, target, weight = inputs
     spec = _C.spread_of(x)
+    if _C.spread_of(target) is None:
+        target = _C.as_part(target, spec.everywhere.replaced(shape=tuple(target.shape)))
     (along,) = _along(spec, 1)
     places = [p if d == along else Shard(0) if isinstance(p, Shard) and p.dim == 0 else Replicate()
               for d, p in enumerate(spec.placements)]  # fmt: skip

@@ -15,7 +15,7 @@ from pydist.distributed.tensor._composed import COMPOSED
 from pydist.distributed.tensor._moves import move_to
 from pydist.distributed.tensor._rule import Call, each
 from pydist.distributed.tensor._rules import RULES
-from pydist.distributed.tensor._spec import cut, spec_of
+from pydist.distributed.tensor._spec import cut, cuts, spec_of
 from pydist.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 _PACKAGE = os.path.dirname(_C.__file__) + os.sep
@@ -25,6 +25,7 @@ custom = {}  # what register_sharding has added: name -> function(call), a list 
 
 class _Modes(threading.local):
     implicit = False  # plain tensors among DTensors are the same on all ranks
+    losses = False  # so are those of losses
 
 
 modes = _Modes()
@@ -158,6 +159,10 @@ def _cost(call, i, now, wanted, ranks):
     for n in call.shapes[i]:
         whole *= n
     if isinstance(wanted, Shard) and isinstance(now, Shard):
+        if now.dim == wanted.dim:
+            size = call.shapes[i][now.dim]
+            if cuts(size, ranks, now.block) == cuts(size, ranks, wanted.block):
+                return 0
         return whole * (ranks - 1) / ranks / ranks
     return whole * (ranks - 1) / ranks * (2 if isinstance(now, Partial) else 1)
 
@@ -249,7 +254,8 @@ def _specs_of(name, inputs, mesh):
     for i, t in enumerate(inputs):
         spec = None if t is None else _C.spread_of(t)
         if t is not None and spec is None:
-            if t.dim() and not modes.implicit and not _is_helper(t):
+            same = modes.implicit or (modes.losses and name in ("cross_entropy", "nll_loss"))
+            if t.dim() and not same and not _is_helper(t):
                 raise RuntimeError(
                     f"{name}: got mixed torch.Tensor and DTensor: input {i} is a plain tensor of shape {list(t.shape)} "
                     "(expected DTensors, or `with implicit_replication():` if it is the same on all ranks)"
