@@ -15,6 +15,7 @@ import pydist
 from lib.processes import all_end, is_alive, within
 from pydist import _C, nn
 from pydist.distributed import threads
+from pydist.distributed.device_mesh import init_device_mesh
 from pydist.nn.parallel import DistributedDataParallel
 from pydist.utils.checkpoint import checkpoint
 
@@ -581,7 +582,7 @@ def test_pytorchs_arguments():
         nn.Linear(2, 2), [0], 0, 0, True, True, pydist.distributed.group.WORLD, 25, True, True, True, True,
         [("weight", hooked.weight)], hooked.weight, None, None, True, None, True, False,
     )  # fmt: skip
-    for name in ("mixed_precision", "device_mesh", "bucket_cap_mb_list"):
+    for name in ("mixed_precision", "bucket_cap_mb_list"):
         with pytest.raises(NotImplementedError, match=name):
             DistributedDataParallel(nn.Linear(2, 2), **{name: [1]})
     for wrong, kind, text in (
@@ -589,6 +590,8 @@ def test_pytorchs_arguments():
         ({"delay_all_reduce_named_params": []}, ValueError, "both or neither"),
         ({"bucket_cap_mb": 0}, ValueError, "bucket_cap_mb is 0"),
         ({"process_group": 3}, TypeError, "group is int"),
+        ({"process_group": pydist.distributed.group.WORLD, "device_mesh": init_device_mesh("cpu", (1,))}, RuntimeError, "both process_group"),
+        ({"device_mesh": init_device_mesh("cpu", (1, 1))}, RuntimeError, "has 2 dimensions .expected 1"),
     ):
         with pytest.raises(kind, match=text):
             DistributedDataParallel(nn.Linear(2, 2), **wrong)

@@ -24,7 +24,7 @@ _ROUNDED = {"fp16": pydist.float16, "bf16": pydist.bfloat16}  # hooks that work 
 _BUILTIN = {"fp16_compress": "fp16", "bf16_compress": "bf16"}  # PyTorch's names of hooks in C
 
 
-def _refuse_what_is_not_here(device_ids, delayed, hooked, mixed_precision, device_mesh, caps):
+def _refuse_what_is_not_here(device_ids, delayed, hooked, mixed_precision, caps):
     """Raises an error for arguments that would change results or placement and that this version does not support."""
     if device_ids is not None and len(device_ids) > 1:
         raise ValueError(f"DistributedDataParallel: device_ids is {device_ids} (expected one device per rank, or None)")
@@ -33,10 +33,22 @@ def _refuse_what_is_not_here(device_ids, delayed, hooked, mixed_precision, devic
             "DistributedDataParallel: got only one of delay_all_reduce_named_params and param_to_hook_all_reduce "
             "(expected both or neither)"
         )
-    unknown = {"mixed_precision": mixed_precision, "device_mesh": device_mesh, "bucket_cap_mb_list": caps}
+    unknown = {"mixed_precision": mixed_precision, "bucket_cap_mb_list": caps}
     for name, value in unknown.items():
         if value is not None:
             raise NotImplementedError(f"DistributedDataParallel: {name} is not supported (expected None)")
+
+
+def _group_of(process_group, mesh):
+    if mesh is None:
+        return process_group
+    if process_group is not None:
+        raise RuntimeError("DistributedDataParallel: cannot specify both process_group and device_mesh (expected one)")
+    if mesh.ndim != 1:
+        raise RuntimeError(
+            f"DistributedDataParallel: {mesh!r} has {mesh.ndim} dimensions (expected 1: take a part of it, as mesh['dp'])"
+        )
+    return mesh.get_group()
 
 
 def _is_on_gpu(named):
@@ -67,8 +79,10 @@ class DistributedDataParallel(Module, Joinable):
     These arguments of PyTorch are accepted and change nothing, because what they ask for is true anyway or has no
     meaning on CPUs: device_ids (at most one), output_device, dim, find_unused_parameters, check_reduction,
     gradient_as_bucket_view, static_graph, delay_all_reduce_named_params with param_to_hook_all_reduce (all gradients
-    are ready at the end of backward), skip_all_reduce_unused_params, batched_grad_copy. mixed_precision, device_mesh
-    and bucket_cap_mb_list raise NotImplementedError.
+    are ready at the end of backward), skip_all_reduce_unused_params, batched_grad_copy. mixed_precision and
+    bucket_cap_mb_list raise NotImplementedError. `device_mesh` (of one dimension) gives the group in the place of
+    process_group. Parameters may be DTensors over another dimension of the mesh (tensor parallel): the ranks of the group
+    average their parts.
 
     Cost: a backward all-reduces the bytes of all gradients.
 
@@ -109,15 +123,14 @@ class DistributedDataParallel(Module, Joinable):
         if not isinstance(module, Module):
             raise TypeError(f"DistributedDataParallel: module is {type(module).__name__} (expected a Module)")
         _refuse_what_is_not_here(
-            device_ids, delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision, device_mesh,
-            bucket_cap_mb_list,
+            device_ids, delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision, bucket_cap_mb_list
         )  # fmt: skip
         cap = 25 * _MIB if bucket_cap_mb is None else int(bucket_cap_mb * _MIB)
         if cap < 1:
             raise ValueError(f"DistributedDataParallel: bucket_cap_mb is {bucket_cap_mb} (expected at least one byte)")
         self.module = module
         self.training = module.training
-        self.process_group = current(process_group)
+        self.process_group = current(_group_of(process_group, device_mesh))
         self.device_ids, self.output_device, self.dim = device_ids, output_device, dim
         self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
         self.gradient_as_bucket_view = True
