@@ -266,7 +266,7 @@ def _units_below(modules):
     return [f"unit {number} in module {found[number]}" for number in sorted(found)]
 
 
-def _check_params(params, names):
+def _check_params(params, names, mesh):
     for name, param in zip(names, params, strict=True):
         if getattr(param, "_is_whole", False):
             raise ValueError(
@@ -274,10 +274,33 @@ def _check_params(params, names):
                 "fully_shard([a, b]), or fully_shard of a module above both)"
             )
         if isinstance(param, DTensor):
-            raise ValueError(
-                f"{_OP}: parameter {name} is a DTensor already (expected plain parameters: shard modules below before those "
-                "above them)"
-            )
+            _check_spread(param, name, mesh)
+
+
+def _check_spread(param, name, mesh):
+    """A DTensor, of tensor parallel layers, has to lie over other dimensions of the same mesh."""
+    tp, root = param.device_mesh, mesh._root
+    if root is None or tp._root is not root or set(tp._dims) & set(mesh._dims):
+        raise ValueError(
+            f"{_OP}: parameter {name} is a DTensor over {tp!r} already, beside {mesh!r} (expected plain parameters, or "
+            "DTensors over other dimensions of the same mesh; shard modules below before those above them)"
+        )
+    if any(place.is_partial() for place in param.placements):
+        raise ValueError(f"{_OP}: parameter {name} has the placements {param.placements} (expected Shard and Replicate)")
+
+
+def _shard_spec(mesh, places, param):
+    """The Spec of a parameter's shard. Of a DTensor the part that a rank has is cut further, so its mesh comes first."""
+    if not isinstance(param, DTensor):
+        return spec_of(mesh, places, param.shape)
+    tp = param.device_mesh
+    key = "fully_shard", tp._dims
+    both = mesh.__dict__.setdefault("_joined", {}).get(key)
+    if both is None:
+        names = (*tp.mesh_dim_names, *mesh.mesh_dim_names)
+        both = mesh._root._part((*tp._dims, *mesh._dims), names)._with([*tp.get_all_groups(), *mesh.get_all_groups()])
+        mesh._joined[key] = both
+    return spec_of(both, (*param.placements, *places), param.shape)
 
 
 def _checked_modules(module):
@@ -325,7 +348,8 @@ def fully_shard(
     whose class is now `FSDP<name>`, an FSDPModule. All ranks call it, with equal parameters.
 
     Each parameter becomes a DTensor: this rank's rows, cut along dimension 0 as torch.chunk does. Make the optimizer
-    afterwards. While forward runs the parameters are whole. After backward each shard's .grad is its part of the mean
+    afterwards. A DTensor of tensor parallel layers becomes one over both meshes, which are parts of one mesh: the part
+    that a rank has is cut further, and in forward it is the tensor parallel DTensor again. While forward runs the parameters are whole. After backward each shard's .grad is its part of the mean
     over all ranks, with the bits of DistributedDataParallel. A parameter that no rank has used keeps its .grad.
 
     On one host the wholes exist once, in memory that all ranks map; a forward computes with them in place, so nothing is
@@ -385,7 +409,7 @@ def shard_modules(op, modules, mesh, keeps, placement_fn, policy, ignored):
     places, tied = _tie_to_units_below(modules, _places_of(modules, ignored or ()))
     params = list({id(param): param for *_, param in places}.values())
     names = _names(modules, params)
-    _check_params(params, names)
+    _check_params(params, names, mesh)
     cuts = [_placement(placement_fn, param, name) for name, param in zip(names, params, strict=True)]
     lines = [
         f"{name} {p.dtype} {list(p.shape)} {place}{'' if p.requires_grad else ' frozen'}"
@@ -409,7 +433,7 @@ def _make_unit(mesh, group, dim, params, names, cuts, places, policy):
     unit = _C.ShardUnit(group, params, names, [place.dim for place in cuts], low, is_private() or on_gpu)
     specs, number_of = [], {}
     for number, (param, place) in enumerate(zip(params, cuts, strict=True)):
-        spec = spec_of(mesh, (place,) if dim == 0 else (Replicate(), place), param.shape)
+        spec = _shard_spec(mesh, (place,) if dim == 0 else (Replicate(), place), param)
         shard = sharded_parameter(unit.empty_shard(number), spec, param.requires_grad)
         shard.__dict__.update(vars(param))
         unit.set_shard(number, shard)
