@@ -6,8 +6,13 @@ from pydist.nn import functional as F
 
 def to_heads(x, heads):
     """[N, T, heads * E] as [N, heads, T, E]."""
-    n, t, width = x.shape
-    return x.view(n, t, heads, width // heads).transpose(1, 2)
+    return to_heads_of(x, x.shape[2] // heads)
+
+
+def to_heads_of(x, width):
+    """[N, T, heads * width] as [N, heads, T, width]: of all heads, or of those that a rank has."""
+    n, t, features = x.shape
+    return x.view(n, t, features // width, width).transpose(1, 2)
 
 
 def from_heads(x):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pydist
 from pydist import nn
-from pydist.models._parts import check_sizes, check_tokens, from_heads, generate, next_token_loss, to_heads
+from pydist.models._parts import check_sizes, check_tokens, from_heads, generate, next_token_loss, to_heads_of
 from pydist.nn import functional as F
 from pydist.nn.modules.normalization import add_norm
 
@@ -49,17 +49,16 @@ class Attention(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.heads, self.kv_heads = config.n_heads, config.n_kv_heads
-        width = config.dim // config.n_heads
+        self.width = width = config.dim // config.n_heads
         self.q_proj = nn.Linear(config.dim, config.n_heads * width, bias=False)
         self.k_proj = nn.Linear(config.dim, config.n_kv_heads * width, bias=False)
         self.v_proj = nn.Linear(config.dim, config.n_kv_heads * width, bias=False)
         self.o_proj = nn.Linear(config.n_heads * width, config.dim, bias=False)
 
     def forward(self, x, cos, sin):
-        q = rotate(to_heads(self.q_proj(x), self.heads), cos, sin)
-        k = rotate(to_heads(self.k_proj(x), self.kv_heads), cos, sin)
-        v = to_heads(self.v_proj(x), self.kv_heads)
+        q = rotate(to_heads_of(self.q_proj(x), self.width), cos, sin)
+        k = rotate(to_heads_of(self.k_proj(x), self.width), cos, sin)
+        v = to_heads_of(self.v_proj(x), self.width)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o_proj(from_heads(y))
 
