@@ -74,13 +74,13 @@ def _labels(call, rule):
     return found
 
 
-def _shard(dim, size, unit, total, ranks, width):
-    """The Shard of a dimension of `size` that cuts a label of `total` indices between blocks of `width`; None: there is
-    none."""
+def _shard(dim, size, unit, total, ranks, width, now):
+    """The Shard of a dimension of `size` that cuts a label of `total` indices between blocks of `width`: with blocks of
+    `now`, if that is the same. None: there is none."""
     share = cut(total, ranks, 0, width)[1] if total else 0
     if share % unit:
         return None
-    for block in (1, width // unit if width % unit == 0 else 1, max(share // unit, 1)):
+    for block in (now, 1, width // unit if width % unit == 0 else 1, max(share // unit, 1)):
         if all(cut(size, ranks, r, block)[1] * unit == cut(total, ranks, r, width)[1] for r in range(ranks)):
             return Shard(dim, block)
     return None
@@ -94,6 +94,12 @@ def _may_be_cut(rule, label, total, kind, ranks, pieces):
     if label in rule.filled and not even:
         return pieces == 1 and total > cut(total, ranks, ranks - 1)[0]
     return True
+
+
+def _block(call, i, dim, m):
+    """The blocks between which operand i is cut now."""
+    place = call.specs[i].placements[m]
+    return place.block if isinstance(place, Shard) and place.dim == dim else 1
 
 
 def _widths(call, at, m):
@@ -121,9 +127,10 @@ def _cut_offers(call, rule, m, ranks, before):
             offer = _Offer(
                 [Replicate()] * len(rule.ins), [Partial(kind) if kind else Replicate()] * len(rule.outs), label
             )
-            for placements, places in ((offer.ins, at.ins), (offer.outs, at.outs)):
+            for placements, places, stay in ((offer.ins, at.ins, True), (offer.outs, at.outs, call.into is not None)):
                 for i, d, size, unit in places:
-                    placements[i] = _shard(d, size // scaled, unit, total // scaled, ranks, width)
+                    now = _block(call, i, d, m) if stay else 1
+                    placements[i] = _shard(d, size // scaled, unit, total // scaled, ranks, width, now)
             for i in rule.added if kind else ():
                 offer.ins[i] = Partial()
             if None not in offer.ins + offer.outs:
@@ -302,7 +309,8 @@ def _moves(call, chosen, mesh):
         target = tuple(offer.ins[i] for offer in chosen)
         shared = sum(1 << m for m in range(mesh.ndim) if mesh.size(m) > 1 and target[m].is_replicate()
                      and any(not placements[m].is_replicate() for placements in outs))  # fmt: skip
-        moves.append(None if target == spec.placements and not shared else move_to(spec, target, shared)[0])
+        stays = target == spec.placements and (not (shared or spec.shared) or (i == 0 and call.into is not None))
+        moves.append(None if stays else move_to(spec, target, shared)[0])
     return tuple(moves), tuple(spec_of(mesh, p, tuple(t.shape)) for p, t in zip(outs, call.outs, strict=True))
 
 
