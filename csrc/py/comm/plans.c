@@ -127,14 +127,20 @@ static bool expect_spread(PyObject *o, const char *op) {
 
 static PyObject *spread_move(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
-    if (n != 3) return PyErr_Format(PyExc_TypeError, "spread_move: got %zd arguments (expected 3)", n);
+    if (n != 3 && n != 4) return PyErr_Format(PyExc_TypeError, "spread_move: got %zd arguments (expected 3 or 4)", n);
     pd_tensor *t = pd_py_expect_tensor(args[0], "spread_move", "tensor"), *out = NULL;
     pd_moves *m = t ? move_of(args[1], "spread_move") : NULL;
     if (!m || (args[2] != Py_None && !expect_spread(args[2], "spread_move"))) return NULL;
+    /* what is made of a leaf leads back to it: a circle */
+    bool once = n == 4 && args[3] == Py_True && pd_grad_mode && pd_tensor_wants_grad(t) && t->meta && t->meta->grad_fn;
+    if (once && (out = pd_tensor_derived(t, m, true))) return pd_py_wrap_new(out);
     PD_PY_TRY(pd_moves_run(m, false, t, m->n[0] > 0, m->n[0] ? pd_py_site() : 0, &out));
     pd_spread *s = args[2] == Py_None ? NULL : pd_py_spread(args[2]);
     pd_tensor_set_spread(out, s);
     pd_spread_release(s);
+    pd_status status = once && s ? pd_tensor_derive(t, m, out) : PD_OK;
+    if (status) pd_tensor_release(out);
+    PD_PY_TRY(status);
     return pd_py_wrap_new(out);
 }
 
@@ -383,9 +389,9 @@ static PyObject *count(PyObject *module, PyObject *unused) {
 
 static PyMethodDef functions[] = {
     {"spread_move", (PyCFunction)(void (*)(void))spread_move, METH_FASTCALL,
-     "spread_move(tensor, move, spread)\n\nWhat the Move makes of this rank's part: a part of what `spread` describes, "
-     "or "
-     "a plain tensor for None. Gradients flow back. All ranks of the move's groups call it."},
+     "spread_move(tensor, move, spread, once=False)\n\nWhat the Move makes of this rank's part: a part of what `spread` "
+     "describes, or a plain tensor for None. Gradients flow back. All ranks of the move's groups call it. once: what the "
+     "move, which `spread` keeps, made of this tensor last time, if neither was written since."},
     {"set_spread_planner", set_planner, METH_O,
      "set_spread_planner(function)\n\nfunction(op, inputs, attributes, bytes, written tensor or None, whether "
      "gradients "

@@ -61,19 +61,12 @@ static pd_status same_view(pd_tensor *t, pd_tensor **out) {
 static PyObject *as_part(PyObject *module, PyObject *args) {
     PyObject *object, *of;
     pd_tensor *t, *out;
-    int once = 0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO|p:as_part", &object, &of, &once) || !expect(of, "as_part") ||
+    if (!PyArg_ParseTuple(args, "OO:as_part", &object, &of) || !expect(of, "as_part") ||
         !(t = pd_py_expect_tensor(object, "as_part", "local")))
         return NULL;
-    /* what is made of a leaf leads back to it: a circle */
-    const bool recorded = pd_grad_mode && pd_tensor_wants_grad(t), keep = once && recorded && t->meta->grad_fn;
-    if (keep && (out = pd_tensor_derived(t, &((pyspread *)of)->spread, true))) return pd_py_wrap_new(out);
     PD_PY_TRY(same_view(t, &out));
     put(out, of);
-    pd_status status = keep ? pd_tensor_derive(t, out->spread, out) : PD_OK;
-    if (status) pd_tensor_release(out);
-    PD_PY_TRY(status);
     return pd_py_wrap_new(out);
 }
 
@@ -143,8 +136,7 @@ static PyMemberDef members[] = {
 
 static PyMethodDef functions[] = {
     {"as_part", as_part, METH_VARARGS,
-     "as_part(local, of, once=False)\n\nThe tensor as this rank's part of what the Spread `of` describes; gradients flow "
-     "through. once: what it gave for this tensor last time, if neither was written since."},
+     "as_part(local, of)\n\nThe tensor as this rank's part of what the Spread `of` describes; gradients flow through."},
     {"local_part", local_part, METH_O, "local_part(part)\n\nThe part as a plain tensor; gradients flow through."},
     {"set_spread", set_spread, METH_VARARGS,
      "set_spread(part, of)\n\nThe tensor itself becomes this rank's part of what the Spread `of` describes."},

@@ -152,8 +152,10 @@ class DTensor(_C.Tensor):
                 raise RuntimeError(
                     f"backward: the DTensor has shape {list(self.shape)} (expected one element, or gradient=)"
                 )
-            if any(place.is_shard() for place in spec.placements):  # else the engine takes it to be 1
+            if spec.parts or any(place.is_shard() for place in spec.placements):  # else the engine takes it to be 1
                 gradient = _C.ones(spec.local_shape(), dtype=self.dtype, device=self.device)
+            if spec.parts:
+                gradient = _C.as_part(gradient, spec.everywhere).redistribute(placements=spec.placements)._local_tensor
         elif isinstance(gradient, DTensor):
             gradient = gradient.redistribute(placements=spec.placements)._local_tensor
         return super().backward(gradient, retain_graph, create_graph, inputs)
@@ -223,10 +225,13 @@ class DTensor(_C.Tensor):
     def to_local(self, *, grad_placements=None):
         """This rank's part as a plain tensor over the same memory. Gradients flow back; `grad_placements` says how the
         gradient of the result lies (default: as the tensor itself)."""
-        if grad_placements is None:
+        spec = self._spec
+        if grad_placements is None and not spec.shared:
             return _C.local_part(self)
-        spec, given = self._spec, checked_placements(grad_placements, self.device_mesh, self.dim(), "to_local")
-        return _C.spread_move(self, convert(spec, given, spec.placements), None)
+        given = spec.placements
+        if grad_placements is not None:
+            given = checked_placements(grad_placements, self.device_mesh, self.dim(), "to_local")
+        return _C.spread_move(self, convert(spec, given, spec.placements, spec.shared), None)
 
     def redistribute(
         self, device_mesh=None, placements=None, *, async_op=False, forward_dtype=None, backward_dtype=None

@@ -1,7 +1,7 @@
 """Redistribution: the steps that change placements, as the engine runs them (_C.Move)."""
 
 from pydist import _C
-from pydist.distributed.tensor._spec import cuts
+from pydist.distributed.tensor._spec import cuts, spec_of
 from pydist.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 
@@ -99,7 +99,7 @@ def move_to(spec, placements, shared=0):
             return spec.moves[key, "there"], target
         there = tuple(_steps(spec, spec.placements, target.placements))
         back = [_of_gradient(place, shared >> d & 1 and mesh.size(d) > 1) for d, place in enumerate(target.placements)]
-        to = [_of_gradient(place, 0) for place in spec.placements]
+        to = [_of_gradient(place, spec.shared >> d & 1) for d, place in enumerate(spec.placements)]
         back = _steps(spec, back, to)
         for d in range(mesh.ndim):
             was, will = spec.placements[d], target.placements[d]
@@ -119,14 +119,33 @@ def move_to(spec, placements, shared=0):
     return found
 
 
-def convert(spec, given, wanted):
+def convert(spec, given, wanted, shared=0):
     """The Move that does nothing, but brings the gradient from the placements in which it is `given` to those in which the
-    gradient of a tensor with the placements `wanted` lies."""
-    key = "gradient", given, wanted
+    gradient of a tensor with the placements `wanted`, and with `shared` as in a Spec, lies."""
+    key = "gradient", given, wanted, shared
     if key not in spec.moves:
-        to = [_of_gradient(place, 0) for place in wanted]
+        to = [_of_gradient(place, shared >> d & 1) for d, place in enumerate(wanted)]
         spec.moves[key] = _C.Move((), tuple(_steps(spec, given, to)))
     return spec.moves[key]
+
+
+def gather_shared(tensor):
+    """A copy on each rank of a DTensor over a mesh of one dimension, for layers that will use it for different parts of
+    their results: each rank has a summand of its gradient, which is reduced and scattered in one step."""
+    spec = _C.spread_of(tensor)
+    if all(place.is_replicate() for place in spec.placements):
+        return tensor
+    if spec.mesh.ndim != 1 or spec.mesh.size() == 1 or not isinstance(spec.placements[0], Shard):
+        return tensor.redistribute(placements=spec.everywhere.placements)
+    move, target = move_to(spec, spec.everywhere.placements, 1)
+    return _C.spread_move(tensor, move, spec_of(target.mesh, target.placements, target.shape, 1))
+
+
+def as_part_once(tensor, spec):
+    """A plain tensor as this rank's part of what the Spec describes; the same DTensor as last time, if there is one."""
+    if "part" not in spec.moves:
+        spec.moves["part"] = _C.Move((), ())
+    return _C.spread_move(tensor, spec.moves["part"], spec, True)
 
 
 def once(spec, placements):

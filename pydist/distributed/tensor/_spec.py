@@ -27,10 +27,11 @@ def cuts(size, ranks, block=1):
 
 class Spec(_C.Spread):
     """`mesh`, `placements` (one for each of its dimensions), `shape` of the whole tensor. Equal ones are one object, so
-    that the engine compares their addresses."""
+    that the engine compares their addresses. Bit d of `shared`: the ranks along dimension d of the mesh have copies, and
+    each has a summand of the gradient, as of an input that layers will use for different parts of their results."""
 
-    def __init__(self, mesh, placements, shape):
-        self.mesh, self.placements, self.shape = mesh, placements, shape
+    def __init__(self, mesh, placements, shape, shared=0):
+        self.mesh, self.placements, self.shape, self.shared = mesh, placements, shape, shared
         kinds = {place.reduce_op for place in placements if isinstance(place, Partial)}
         self.parts = 2 if kinds - {"sum", "avg"} else 1 if kinds else 0  # see _C.Spread.parts
         self.size = _C.Size(shape)
@@ -59,11 +60,12 @@ class Spec(_C.Spread):
     def as_gradient(self, local):
         """A plain tensor, the gradient of this rank's part, as a part of the whole's gradient."""
         spec = self.gradient()
-        if spec is self or not local.requires_grad:
+        if not self.parts or not local.requires_grad:
             return _C.as_part(local, spec)
         from pydist.distributed.tensor._moves import once
 
-        return _C.spread_move(local, once(spec, self.placements), spec)
+        wanted = [p if isinstance(p, Partial) else q for p, q in zip(self.placements, spec.placements, strict=True)]
+        return _C.spread_move(local, once(spec, tuple(wanted)), spec)
 
     def replaced(self, placements=None, shape=None):
         """The same with other placements or another shape."""
@@ -97,19 +99,21 @@ class Spec(_C.Spread):
         return whole
 
     def __reduce__(self):
-        return spec_of, (self.mesh, self.placements, self.shape)
+        return spec_of, (self.mesh, self.placements, self.shape, self.shared)
 
 
-def spec_of(mesh, placements, shape):
+def spec_of(mesh, placements, shape, shared=0):
     """The Spec of these."""
-    key = mesh, tuple(placements), tuple(shape)
+    key = mesh, tuple(placements), tuple(shape), shared
     groups = tuple(map(id, mesh.get_all_groups()))  # of this rank: other ranks may be threads, with equal meshes
     with _lock:
         spec = _made.get((*key, groups))
         if spec is None:
             spec = _made[(*key, groups)] = Spec(*key)
-    if spec.parts and not spec._gradient:
-        spec._gradient = spec.replaced([Replicate() if isinstance(p, Partial) else p for p in placements])
+    if (spec.parts or shared) and not spec._gradient:
+        spec._gradient = spec.replaced(
+            [Replicate() if isinstance(p, Partial) else Partial() if shared >> d & 1 else p for d, p in enumerate(placements)]
+        )
         spec.set_gradient(spec._gradient)
     return spec
 

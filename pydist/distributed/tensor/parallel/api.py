@@ -2,6 +2,7 @@
 
 from fnmatch import fnmatchcase
 
+from pydist import _C
 from pydist.distributed.tensor._spec import checked_mesh
 from pydist.distributed.tensor.parallel.style import ParallelStyle
 
@@ -24,7 +25,8 @@ def parallelize_module(module, device_mesh=None, parallelize_plan=None, *, src_d
     `parallelize_plan`: a ParallelStyle for the module itself, or a dictionary with a style for each path of a module below
     it. A part of a path may be a glob ("layers.*.mlp.up"); "" is the module itself. `device_mesh`: of one dimension;
     default: that of the innermost `with mesh:`. `src_data_rank`: the rank of the mesh whose values of the parameters all
-    take; None: each rank takes its part of its own values, and nothing is sent.
+    take; None: each rank takes its part of its own values, and nothing is sent. From now on dropout of plain tensors has the
+    same masks on all ranks of the mesh, which have the same activations, if they have drawn equally often.
 
     Raises ValueError for a mesh of several dimensions and for a plan with paths that lead to no module; it names all of
     these, and no module has changed then. (PyTorch warns, and skips them.) Raises TypeError for a plan that is something
@@ -59,6 +61,8 @@ def parallelize_module(module, device_mesh=None, parallelize_plan=None, *, src_d
             f"{_OP}: no module of {type(module).__name__} is called {', '.join(map(repr, missing))} (expected paths of "
             "modules below it, such as those of named_modules())"
         )
+    if mesh.get_coordinate() is not None:
+        _C._rng_shard(mesh._first_rank)
     for _, style, modules in found:
         style.src_data_rank = src_data_rank
         for one in modules:

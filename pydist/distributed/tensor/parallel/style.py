@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 
 from pydist import _C, nn
 from pydist.distributed.tensor._dtensor import DTensor, distribute_tensor
+from pydist.distributed.tensor._moves import as_part_once, gather_shared
 from pydist.distributed.tensor._spec import checked_placements, spec_of
 from pydist.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
 
@@ -46,11 +47,16 @@ def _as_given(t, mesh, place, op, sizes=None):
             f"{op}: this rank's part has shape {list(t.shape)} (expected {list(spec.local_shape())} of the whole's {shape} "
             f"with {place})"
         )
-    return _C.as_part(t, spec, True)
+    return as_part_once(t, spec)
 
 
 def _moved(t, place):
     return t if place is None else t.redistribute(placements=[place])
+
+
+def _for_parts(t, place):
+    """Moved, for layers that compute different parts of their results of it."""
+    return gather_shared(t) if isinstance(place, Replicate) else _moved(t, place)
 
 
 def _result(t, local):
@@ -121,7 +127,7 @@ class _Wise(ParallelStyle):
         name, given = type(self).__name__, self.input_layouts[0]
 
         def before(module, inputs):
-            return (_moved(_as_given(inputs[0], mesh, given, name, sizes), wanted), *inputs[1:])
+            return (_for_parts(_as_given(inputs[0], mesh, given, name, sizes), wanted), *inputs[1:])
 
         def after(module, inputs, output):
             return _result(finish(output, mesh), self.use_local_output)
@@ -299,7 +305,8 @@ class PrepareModuleInput(ParallelStyle):
     def _one(self, value, place, wanted, mesh):
         if place is None:
             return value
-        return _result(_moved(_as_given(value, mesh, place, "PrepareModuleInput"), wanted), self.use_local_output)
+        given, local = _as_given(value, mesh, place, "PrepareModuleInput"), self.use_local_output
+        return _moved(given, wanted).to_local() if local else _for_parts(given, wanted)
 
     def _apply(self, module, device_mesh):
         def before(module, inputs, named):
