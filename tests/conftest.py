@@ -103,8 +103,9 @@ def nothing_leaks(request):
     report = request.node.stash.get("reports", {}).get("call")  # none where the test, or its setup, was interrupted
     if report and report.passed:  # a failed test's traceback holds its tensors
         after = _counts()
-        if after != before:  # a circle that C code held for an object in another circle is found after that one is gone
-            after = _counts()
+        for _ in range(2):  # a circle that C code held for an object in another circle is found after that one is gone
+            if after != before:
+                after = _counts()
         changed = [
             f"{name}: {old.get(name, 0)} -> {new.get(name, 0)}"
             for old, new in zip(before, after)
