@@ -181,6 +181,11 @@ class DeviceMesh:
         return len(self.shape)
 
     @property
+    def _first_rank(self):
+        """The first rank of the part of the mesh that this rank is in."""
+        return self._ranks[self._first or 0]
+
+    @property
     def mesh(self):
         """The ranks, as an int32 tensor. Of a part of a mesh: those of the part that this rank is in; RuntimeError if it
         is in none."""

@@ -52,7 +52,7 @@ def _dropout(call):
     if not call.attrs["training"] or not 0 < call.attrs["p"] <= 1:
         return None
 
-    shard = int(call.specs[0].mesh.mesh.flatten()[0])  # all ranks of the mesh draw as its first one
+    shard = call.specs[0].mesh._first_rank  # all ranks of the mesh draw as its first one
 
     def dropout(name, inputs, attrs, raw, into, wants):
         x = inputs[0]
