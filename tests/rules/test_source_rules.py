@@ -210,7 +210,7 @@ THREAD_LOCALS = {
     "base/rng": {"mine", "my_shard", "is_own"},
     "base/status": {"error"},
     "base/threads": {"own", "inside"},
-    "comm/group/queue": {"here"},  # its address is the thread's name
+    "comm/group/queue": {"here", "calls"},  # its address is the thread's name; how often it has called each collective
     "comm/group/readers": {"here"},  # the same
     "parallel/between": {"groups", "looked"},  # whose works it carries on, and when it has last done so
     "device/cpu": {"pd_device_here"},

@@ -68,6 +68,8 @@ int pd_group_local(const pd_group *g); /* over 1: so many ranks of each host sha
 const struct pd_tuning *pd_group_tuning(const pd_group *g); /* [borrowed from g] */
 const char *pd_group_transport(const pd_group *g); /* "shm", "tcp", "inproc", "none" */
 pd_cost pd_group_counted(const pd_group *g); /* what its collectives on CPUs have cost so far; algo/cost.h */
+/* [borrowed] how often this thread has called each collective (pd_collective), of any group. */
+const int64_t *pd_group_calls(void);
 pd_status pd_group_check(pd_group *g);             /* PD_OK, or the error that every call would return */
 
 /* Costs below are for W ranks, n bytes of one rank's tensor, and P pieces of 256 KiB: first the steps (gates), then the

@@ -152,10 +152,15 @@ static bool can_be_direct(const pd_group *g, const pd_work *w, size_t bytes) {
     return (c == PD_COLL_BROADCAST || c == PD_COLL_REDUCE_SCATTER) && bytes > (size_t)g->tuning.direct;
 }
 
+static _Thread_local int64_t calls[PD_COLL_COUNT];
+
+const int64_t *pd_group_calls(void) { return calls; }
+
 pd_status pd_group_submit(pd_work *w, pd_work **out) {
     pd_group *g = w->group;
     pd_timespan span = pd_timespan_begin();
     PD_TRY(pd_group_check(g));
+    calls[w->id.coll]++;
     w->waits = !out;
     if (g->size == 1) return run_alone(g, w, out);
     if (w->device) PD_TRY(pd_mover_check(g, pd_collective_names[w->id.coll]));

@@ -349,6 +349,8 @@ static PyMethodDef functions[] = {
      "scatter, all_to_all). local: ranks on each host, where messages go between hosts. direct: the data lie in a "
      "symmetric segment, or ranks read large parts where they lie. sizes: the sizes of the parts, by rank; for "
      "all_to_all one such list for each rank. blocks: of a sum over logical shards."},
+    {"comm_calls", pd_py_comm_calls, METH_NOARGS,
+     "comm_calls() -> dict\n\nHow often this thread has called each collective, of any group."},
     {"commit_decide", commit_decide, METH_VARARGS,
      "commit_decide(made, has, own) -> bool\n\nWhether rank `own` of the survivors makes the step that was under way "
      "when a rank died (csrc/comm/algo/commit.h). made: how many steps each has made; has: whether each has the next "

@@ -110,6 +110,7 @@ PD_PY_METHOD(pd_py_group_barrier);
 bool pd_py_part_sizes(PyObject *sizes, const char *op, const char *arg, int n, pd_part *parts, bool *fits);
 PyObject *pd_py_cost(const char *algorithm, const pd_cost *c); /* [new] a dict */
 PyObject *pd_py_comm_cost(PyObject *module, PyObject *args, PyObject *kw);
+PyObject *pd_py_comm_calls(PyObject *module, PyObject *unused);
 
 /* ---- blocks.c ---- */
 bool pd_py_blocks(PyObject *o, const char *op, pd_blocks **out); /* [borrowed] NULL: o is NULL or None */

@@ -13,6 +13,20 @@ PyObject *pd_py_cost(const char *algorithm, const pd_cost *c) {
                          (long long)c->wrote[PD_LEVEL_MESSAGES], (long long)c->read[PD_LEVEL_MESSAGES]);
 }
 
+PyObject *pd_py_comm_calls(PyObject *module, PyObject *unused) {
+    PyObject *dict = PyDict_New();
+    const int64_t *calls = pd_group_calls();
+    (void)module;
+    (void)unused;
+    for (int c = 0; dict && c < PD_COLL_INIT; c++) {
+        PyObject *was = PyDict_GetItemString(dict, pd_collective_names[c]); /* the one with parts of one size */
+        PyObject *n = PyLong_FromLongLong(calls[c] + (was ? PyLong_AsLongLong(was) : 0));
+        if (!n || PyDict_SetItemString(dict, pd_collective_names[c], n)) Py_CLEAR(dict);
+        Py_XDECREF(n);
+    }
+    return dict;
+}
+
 /* The collective of this name; `sizes`: the one with parts of different sizes. */
 static int collective_of(const char *op, bool sizes) {
     for (int c = 0; c < PD_COLL_INIT; c++) {
