@@ -20,7 +20,7 @@ from pydist.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 _PACKAGE = os.path.dirname(_C.__file__) + os.sep
 _warned = set()
-custom = {}  # what register_sharding has added: name -> function(call), a list of offers for one dimension of a mesh
+custom = {}  # what register_sharding has added: name -> function(call), which returns a Rule with `offers`
 
 
 class _Modes(threading.local):
@@ -179,9 +179,12 @@ def _choose(call, rule, mesh):
     chosen, before = [], {}
     for m in range(mesh.ndim):
         ranks = mesh.size(m)
-        offers = [_Offer([Replicate()] * len(rule.ins), [Replicate()] * len(rule.outs))]
-        offers += _cut_offers(call, rule, m, ranks, before)
-        offers += _part_offers(call, rule, m)
+        if rule.offers is None:
+            offers = [_Offer([Replicate()] * len(rule.ins), [Replicate()] * len(rule.outs))]
+            offers += _cut_offers(call, rule, m, ranks, before)
+            offers += _part_offers(call, rule, m)
+        else:
+            offers = [_Offer(*offer) for offer in rule.offers]
         now = [spec and spec.placements[m] for spec in call.specs]
         if call.into is not None:
             offers = [o for o in offers if o.ins[0] is now[0] and o.outs[0] is now[0]]
@@ -334,7 +337,7 @@ def plan(name, inputs, attrs, raw, into, wants):
         )
     call = Call(name, inputs, attrs, raw, into, wants, specs, tuple(s and s.shape for s in specs),
                 tuple(t if t is None else t.dtype for t in inputs))  # fmt: skip
-    composed = COMPOSED.get(name)
+    composed = None if name in custom else COMPOSED.get(name)
     function = composed and composed(call)
     if function:
         return function, (), (), None, None, not taken

@@ -42,7 +42,8 @@ class Rule:
     label -> how results are reduced; `linear`: as _C.op_linear; `added`: inputs that are added to a reduced result, so
     that only one rank may have them. `units`: (input or "out", dimension) -> how many indices of the label one index of
     that dimension stands for. `filled`: labels of which each rank needs at least one index. `local(shapes of results)`:
-    attributes that depend on the sizes of parts. `runs`: the op that runs instead."""
+    attributes that depend on the sizes of parts. `runs`: the op that runs instead. `offers`: (placements of inputs, of
+    results, None) that the labels do not say, each for one dimension of a mesh; None: the labels say them."""
 
     ins: tuple
     outs: tuple
@@ -53,6 +54,7 @@ class Rule:
     filled: tuple = ()
     local: object = None
     runs: str = None
+    offers: list = None
 
 
 def aligned(shape, out):
