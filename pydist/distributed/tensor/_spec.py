@@ -3,6 +3,7 @@
 import math
 import threading
 import weakref
+from typing import NamedTuple
 
 from pydist import _C
 from pydist.distributed.device_mesh import DeviceMesh
@@ -25,6 +26,19 @@ def cuts(size, ranks, block=1):
     return tuple(b - a for a, b in ends)
 
 
+class TensorMeta(NamedTuple):
+    """Sizes, strides and dtype of a whole tensor; dtype None: not known here."""
+
+    shape: _C.Size
+    stride: tuple
+    dtype: object
+
+
+def contiguous(shape):
+    """The strides of a contiguous tensor."""
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
 class Spec(_C.Spread):
     """`mesh`, `placements` (one for each of its dimensions), `shape` of the whole tensor. Equal ones are one object, so
     that the engine compares their addresses. Bit d of `shared`: the ranks along dimension d of the mesh have copies, and
@@ -41,7 +55,41 @@ class Spec(_C.Spread):
     @property
     def stride(self):
         """The strides of the whole tensor: it is contiguous."""
-        return tuple(math.prod(self.shape[d + 1 :]) for d in range(len(self.shape)))
+        return contiguous(self.shape)
+
+    @property
+    def device_mesh(self):
+        """The mesh, as PyTorch's DTensorSpec has it; so are ndim, tensor_meta, dim_map, num_shards and sums."""
+        return self.mesh
+
+    @property
+    def ndim(self):
+        """The number of dimensions of the tensor."""
+        return len(self.shape)
+
+    @property
+    def tensor_meta(self):
+        """The whole tensor's sizes and strides. The dtype is the tensor's: it does not belong to how it lies."""
+        return TensorMeta(self.size, self.stride, None)
+
+    @property
+    def dim_map(self):
+        """For each dimension of the tensor, the dimension of the mesh that cuts it, the last one of several; -1: none."""
+        found = [-1] * len(self.shape)
+        for d, place in enumerate(self.placements):
+            if isinstance(place, Shard):
+                found[place.dim] = d
+        return found
+
+    @property
+    def num_shards(self):
+        """How many parts there are."""
+        return math.prod(n for n, place in zip(self.mesh.shape, self.placements, strict=True) if isinstance(place, Shard))
+
+    @property
+    def sums(self):
+        """The dimensions of the mesh along which ranks have summands."""
+        return [d for d, place in enumerate(self.placements) if isinstance(place, Partial)]
 
     @property
     def everywhere(self):

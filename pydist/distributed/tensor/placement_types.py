@@ -2,6 +2,8 @@
 
 import weakref
 
+__all__ = ["Partial", "Placement", "Replicate", "Shard", "_StridedShard"]
+
 _made = weakref.WeakValueDictionary()
 
 
@@ -91,3 +93,14 @@ class Partial(Placement):
 
     def __str__(self):
         return f"P({self.reduce_op})"
+
+
+class _StridedShard(Placement):
+    """Refused: PyTorch's word for one dimension that two of the mesh cut, the later one first. Here the dimensions of the
+    mesh cut in their order."""
+
+    def __new__(cls, dim, *, split_factor):
+        raise NotImplementedError(
+            f"_StridedShard: got dim {dim}, split_factor {split_factor} (expected Shard, which cuts in the order of the mesh's "
+            "dimensions)"
+        )

@@ -1,4 +1,5 @@
-"""Context parallel: attention over a sequence whose rows are spread over ranks (torch.distributed.tensor.experimental).
+"""Context parallel, attention over a sequence whose rows are spread over ranks; functions of parts of DTensors, placements of
+ops that a program gives, plain tensors as replicas (torch.distributed.tensor.experimental).
 
 >>> import pydist
 >>> from pydist.distributed.tensor import init_device_mesh
@@ -14,6 +15,9 @@
 ([0.0, 1.0, 6.0, 7.0], [1, 1, 8, 1], [1, 1, 8, 1])
 """
 
+from contextlib import contextmanager
+
+from pydist.distributed.tensor._plan import modes
 from pydist.distributed.tensor.experimental._attention import (
     context_parallel,
     context_parallel_unshard,
@@ -21,5 +25,30 @@ from pydist.distributed.tensor.experimental._attention import (
     set_rotate_method,
     ulysses_attention,
 )
+from pydist.distributed.tensor.experimental._func_map import local_map
+from pydist.distributed.tensor.experimental._register_sharding import register_sharding
 
-__all__ = "context_parallel context_parallel_unshard ring_attention set_rotate_method ulysses_attention".split()
+__all__ = (
+    "context_parallel context_parallel_unshard implicit_replication local_map register_sharding ring_attention "
+    "set_rotate_method ulysses_attention"
+).split()
+
+
+@contextmanager
+def implicit_replication():
+    """Inside the block, plain tensors among the operands of ops on DTensors count as Replicate(): the same on all ranks,
+    which nobody checks.
+
+    >>> import pydist
+    >>> from pydist.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+    >>> from pydist.distributed.tensor.experimental import implicit_replication
+    >>> x = distribute_tensor(pydist.ones(2), init_device_mesh("cpu", (1,)), [Shard(0)])
+    >>> with implicit_replication():
+    ...     (x + pydist.ones(2)).full_tensor()
+    tensor([2., 2.])
+    """
+    was, modes.implicit = modes.implicit, True
+    try:
+        yield
+    finally:
+        modes.implicit = was
