@@ -130,6 +130,11 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
             PyErr_SetString(PyExc_AttributeError, "data: the attribute cannot be deleted (expected a tensor)");
         return -1;
     }
+    if (!from->spread != !t->spread) {
+        PyErr_Format(PyExc_RuntimeError, "data: got mixed torch.Tensor and DTensor: a %s cannot become %s",
+                     t->spread ? "DTensor" : "plain tensor", from->spread ? "a DTensor" : "a plain tensor");
+        return -1;
+    }
     if (from->dtype != t->dtype && t->meta && (t->meta->grad || t->meta->destination.view)) {
         PyErr_Format(
             PyExc_RuntimeError,
@@ -157,6 +162,7 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
     pd_version *version = t->version;
     t->storage = copy->storage, copy->storage = storage;
     t->version = copy->version, copy->version = version;
+    pd_tensor_set_spread(t, from->spread);
     t->dtype = copy->dtype, t->ndim = copy->ndim, t->offset = copy->offset, t->numel = copy->numel;
     memcpy(t->size, copy->size, sizeof(int64_t) * (size_t)copy->ndim);
     memcpy(t->stride, copy->stride, sizeof(int64_t) * (size_t)copy->ndim);

@@ -30,6 +30,11 @@ int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
     pd_tensor *t = pd_py_tensor(self);
     exported *e;
     if (!pd_py_on_host(t, "numpy")) return -1;
+    if (t->spread) {
+        PyErr_SetString(PyExc_BufferError, "buffer: got a DTensor (expected to_local() or full_tensor() first, whose "
+                                           "memory is in one place)");
+        return -1;
+    }
     if (!formats[t->dtype]) {
         PyErr_Format(PyExc_BufferError,
                      "buffer: the buffer protocol has no format for %s (expected another dtype: float())",
