@@ -26,11 +26,15 @@ def _options(input, dtype, device, options):
 
 def rand_like(input, *, dtype=None, device=None, requires_grad=False, **options):
     """Random numbers, uniform in [0, 1), with input's shape and (unless given) dtype."""
+    if _C.spread_of(input) is not None:
+        return _C.empty_like(input, dtype=dtype).uniform_().requires_grad_(requires_grad)
     return _C.rand(tuple(input.shape), requires_grad=requires_grad, **_options(input, dtype, device, options))
 
 
 def randn_like(input, *, dtype=None, device=None, requires_grad=False, **options):
     """Random numbers, normal with mean 0 and variance 1, with input's shape and (unless given) dtype."""
+    if _C.spread_of(input) is not None:
+        return _C.empty_like(input, dtype=dtype).normal_().requires_grad_(requires_grad)
     return _C.randn(tuple(input.shape), requires_grad=requires_grad, **_options(input, dtype, device, options))
 
 
@@ -41,6 +45,8 @@ def randint_like(input, low=None, high=None, *, dtype=None, device=None, **optio
             "randint_like: high is missing (expected randint_like(input, high) or randint_like(input, low, high))"
         )
     low, high = (0, low) if high is None else (low or 0, high)
+    if _C.spread_of(input) is not None:
+        return _C.empty_like(input, dtype=dtype).random_(low, high)
     return _C.randint(low, high, tuple(input.shape), **_options(input, dtype, device, options))
 
 
