@@ -129,7 +129,7 @@ class _Pickler(pickle._Pickler):  # the pickler in Python: the one in C insists 
             super().save(obj, save_persistent_id)
 
     def reducer_override(self, obj):
-        if isinstance(obj, _C.Tensor) and not obj.is_sparse:
+        if isinstance(obj, _C.Tensor) and not obj.is_sparse and _C.spread_of(obj) is None:
             return self._reduce_tensor(obj)
         if isinstance(obj, _C.Size):
             return _SIZE, (tuple(obj),)
