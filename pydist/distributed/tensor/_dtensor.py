@@ -7,10 +7,12 @@ from pydist._grad_mode import no_grad
 from pydist.distributed.tensor._indexing import indexed, put, set_indexed
 from pydist.distributed.tensor._moves import convert, move_to
 from pydist.distributed.tensor._plan import plan
-from pydist.distributed.tensor._spec import checked_mesh, checked_placements, spec_of
-from pydist.distributed.tensor.placement_types import Partial, Replicate
+from pydist.distributed.tensor._spec import Spec, checked_mesh, checked_placements, spec_of
+from pydist.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 _DRAWS = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_".split()
+_IN_PLACE = ("as_strided_ fill_diagonal_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ to_sparse transpose_ "
+             "unsqueeze_").split()  # fmt: skip
 _OF_VALUES = "__array__ __dlpack__ data_ptr numpy storage untyped_storage".split()
 
 
@@ -40,6 +42,14 @@ class DTensor(_C.Tensor):
     >>> x.shape, x.to_local().shape, (x * 2).full_tensor().sum().item()
     (pydist.Size([3, 2]), pydist.Size([3, 2]), 30.0)
     """
+
+    def __new__(cls, local_tensor, spec, *, requires_grad=False):
+        if not isinstance(spec, Spec) or not isinstance(local_tensor, _C.Tensor):
+            raise TypeError(
+                f"DTensor: got {type(local_tensor).__name__} and {type(spec).__name__} (expected a plain tensor and the _spec "
+                "of a DTensor; DTensor.from_local and distribute_tensor make DTensors)"
+            )
+        return make(local_tensor, spec, requires_grad, cls)
 
     @property
     def _spec(self):
@@ -86,7 +96,12 @@ class DTensor(_C.Tensor):
         return self.numel() * self.dtype.itemsize
 
     def __len__(self):
+        if not self.dim():
+            raise TypeError("len() of a 0-d tensor (expected at least one dimension)")
         return self.shape[0]
+
+    def __contains__(self, value):
+        return bool((self == value).any())
 
     def view_as(self, other):
         """A view with the sizes of `other`."""
@@ -242,6 +257,8 @@ class DTensor(_C.Tensor):
         all_reduce for Partial to Replicate. `async_op` is accepted. The tensor is cast to `forward_dtype` before, its
         gradient to `backward_dtype`. Raises ValueError for another mesh."""
         spec = _C.spread_of(self)
+        if placements is None:
+            raise RuntimeError("redistribute: placements is None (expected a placement for each dimension of the mesh)")
         if device_mesh is not None and device_mesh is not spec.mesh and device_mesh != spec.mesh:
             raise ValueError(f"redistribute: device_mesh is {device_mesh!r} (expected the tensor's, {spec.mesh!r})")
         if forward_dtype is not None or backward_dtype is not None:
@@ -352,6 +369,8 @@ for _name in _DRAWS:
         setattr(DTensor, _name, _draw(_name))
 for _name in _OF_VALUES:
     setattr(DTensor, _name, _refuse(_name, "to_local() or full_tensor() first, whose memory is in one place"))
+for _name in _IN_PLACE:
+    setattr(DTensor, _name, _refuse(_name, "an op that makes a new DTensor, or to_local() or full_tensor() first"))
 _C.set_part_class(DTensor)
 _C.set_spread_planner(plan)
 
@@ -370,8 +389,10 @@ def distribute_tensor(tensor, device_mesh=None, placements=None, *, src_data_ran
     if isinstance(tensor, DTensor):
         if tensor.device_mesh != mesh:
             raise ValueError(f"distribute_tensor: the tensor is spread over {tensor.device_mesh!r} (expected {mesh!r})")
-        return tensor.redistribute(placements=placements)
-    if not isinstance(tensor, _C.Tensor) or not tensor.is_leaf:
+        return tensor.redistribute(placements=placements or [Replicate()] * mesh.ndim)
+    if not isinstance(tensor, _C.Tensor):
+        raise TypeError(f"distribute_tensor: tensor is {type(tensor).__name__} (expected a Tensor)")
+    if not tensor.is_leaf:
         raise RuntimeError("distribute_tensor: the tensor is no leaf (expected a leaf, such as detach())")
     placements = checked_placements(placements, mesh, tensor.dim(), "distribute_tensor")
     if any(isinstance(p, Partial) for p in placements):
