@@ -65,9 +65,9 @@ def _of_parts(tensors, grads):
     for t, g in zip(tensors, grads or [None] * len(tensors), strict=True):
         spec = _C.spread_of(t)
         if spec is not None and g is None and t.numel() == 1:
-            g = _C.ones(spec.gradient().local_shape(), dtype=t.dtype, device=t.device)
+            g = spec.seeded(_C.ones(spec.gradient().local_shape(), dtype=t.dtype, device=t.device))
         elif spec is not None and g is not None and _C.spread_of(g) is not None:
-            g = _C.local_part(g.redistribute(placements=spec.gradient().placements))
+            g = spec.seeded(_C.local_part(g.redistribute(placements=spec.gradient().placements)))
         found.append(g)
     return found
 

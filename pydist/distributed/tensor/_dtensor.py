@@ -161,18 +161,19 @@ class DTensor(_C.Tensor):
     def backward(self, gradient=None, retain_graph=None, create_graph=False, inputs=None):
         """As Tensor.backward. All ranks of the mesh call it. `gradient`: a DTensor, which is moved to where this tensor's
         gradient lies."""
-        spec = self._spec.gradient()
+        of, spec = self._spec, self._spec.gradient()
         if gradient is None:
             if self.numel() != 1:
                 raise RuntimeError(
                     f"backward: the DTensor has shape {list(self.shape)} (expected one element, or gradient=)"
                 )
-            if spec.parts or any(place.is_shard() for place in spec.placements):  # else the engine takes it to be 1
-                gradient = _C.ones(spec.local_shape(), dtype=self.dtype, device=self.device)
+            averaged = any(place.is_partial("avg") for place in of.placements)
+            if spec.parts or averaged or any(place.is_shard() for place in spec.placements):  # else the engine takes 1
+                gradient = of.seeded(_C.ones(spec.local_shape(), dtype=self.dtype, device=self.device))
             if spec.parts:
                 gradient = _C.as_part(gradient, spec.everywhere).redistribute(placements=spec.placements)._local_tensor
         elif isinstance(gradient, DTensor):
-            gradient = gradient.redistribute(placements=spec.placements)._local_tensor
+            gradient = of.seeded(gradient.redistribute(placements=spec.placements)._local_tensor)
         return super().backward(gradient, retain_graph, create_graph, inputs)
 
     def register_hook(self, hook):
@@ -241,12 +242,13 @@ class DTensor(_C.Tensor):
         """This rank's part as a plain tensor over the same memory. Gradients flow back; `grad_placements` says how the
         gradient of the result lies (default: as the tensor itself)."""
         spec = self._spec
-        if grad_placements is None and not spec.shared:
+        averaged = any(place.is_partial("avg") for place in spec.placements)
+        if grad_placements is None and not spec.shared and not averaged:
             return _C.local_part(self)
-        given = spec.placements
+        given = spec.placements if spec.shared else spec.gradient().placements
         if grad_placements is not None:
             given = checked_placements(grad_placements, self.device_mesh, self.dim(), "to_local")
-        return _C.spread_move(self, convert(spec, given, spec.placements, spec.shared), None)
+        return _C.spread_move(self, convert(spec, given, spec.placements, spec.shared, True), None)
 
     def redistribute(
         self, device_mesh=None, placements=None, *, async_op=False, forward_dtype=None, backward_dtype=None
@@ -329,6 +331,11 @@ class DTensor(_C.Tensor):
         """For checkpoints: where this rank's part lies in the whole."""
         from pydist.distributed.checkpoint.metadata import ChunkStorageMetadata
 
+        if self._spec.parts:
+            raise ValueError(
+                f"checkpoint: a DTensor has the placements {self.placements}: the ranks have summands (expected "
+                "redistribute() to Shard or Replicate before)"
+            )
         ranges = self._spec.ranges()
         offsets, sizes = _C.Size([a for a, _ in ranges]), _C.Size([b - a for a, b in ranges])
         return [ChunkStorageMetadata(offsets=offsets, sizes=sizes)]

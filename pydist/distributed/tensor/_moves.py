@@ -119,13 +119,17 @@ def move_to(spec, placements, shared=0):
     return found
 
 
-def convert(spec, given, wanted, shared=0):
+def convert(spec, given, wanted, shared=0, seeds=False):
     """The Move that does nothing, but brings the gradient from the placements in which it is `given` to those in which the
-    gradient of a tensor with the placements `wanted`, and with `shared` as in a Spec, lies."""
-    key = "gradient", given, wanted, shared
+    gradient of a tensor with the placements `wanted`, and with `shared` as in a Spec, lies. seeds: it is the gradient of
+    the whole, see Spec.seeded."""
+    key = "gradient", given, wanted, shared, seeds
     if key not in spec.moves:
         to = [_of_gradient(place, shared >> d & 1) for d, place in enumerate(wanted)]
-        spec.moves[key] = _C.Move((), tuple(_steps(spec, given, to)))
+        steps = _steps(spec, given, to)
+        if seeds:
+            steps += [("scale", 1 / n) for n, place in zip(spec.mesh.shape, wanted, strict=True) if place.is_partial("avg")]
+        spec.moves[key] = _C.Move((), tuple(steps))
     return spec.moves[key]
 
 

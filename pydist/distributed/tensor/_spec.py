@@ -105,6 +105,12 @@ class Spec(_C.Spread):
         """The Spec of the tensor's gradient: where ranks have summands, each has the whole gradient."""
         return self._gradient or self
 
+    def seeded(self, local):
+        """A gradient of the whole, of which this rank has `local`, as backward through this rank's part begins with it: of
+        a mean over ranks, each rank's part has a share."""
+        ranks = [n for n, place in zip(self.mesh.shape, self.placements, strict=True) if place.is_partial("avg")]
+        return local / math.prod(ranks) if math.prod(ranks) > 1 else local
+
     def as_gradient(self, local):
         """A plain tensor, the gradient of this rank's part, as a part of the whole's gradient."""
         spec = self.gradient()
