@@ -26,6 +26,12 @@ class Placement:
     def _fill(self):
         pass
 
+    def __setattr__(self, name, value):
+        raise AttributeError(f"{type(self).__name__}: {name} cannot be set: equal placements are one object (expected a new one)")
+
+    def __delattr__(self, name):
+        raise AttributeError(f"{type(self).__name__}: {name} cannot be deleted (expected a new placement)")
+
     def is_shard(self, dim=None):
         """Whether each rank has a part, along `dim` if that is given."""
         return isinstance(self, Shard) and dim in (None, self.dim)
@@ -62,7 +68,7 @@ class Shard(Placement):
         return dim, block
 
     def _fill(self, dim, block):
-        self.dim, self.block = dim, block
+        vars(self).update(dim=dim, block=block)
 
     def __repr__(self):
         return f"Shard(dim={self.dim})" if self.block == 1 else f"Shard(dim={self.dim}, block={self.block})"
@@ -89,7 +95,7 @@ class Partial(Placement):
         return (reduce_op,)
 
     def _fill(self, reduce_op):
-        self.reduce_op = reduce_op
+        vars(self).update(reduce_op=reduce_op)
 
     def __str__(self):
         return f"P({self.reduce_op})"
