@@ -336,7 +336,8 @@ static PyObject *op_is_each(PyObject *module, PyObject *args) {
     for (int i = 0; i < c.nout && !status; i++) status = pd_tensor_shell(&c.out[i]);
     PD_THEN(g.def->op->infer(&c));
     for (int i = 0; i < c.nout; i++) pd_tensor_release(c.out[i]);
-    return PyBool_FromLong(!status && c.each);
+    PD_PY_TRY(status); /* shapes that do not fit, say: the op's own error, before anything is sent */
+    return PyBool_FromLong(c.each);
 }
 
 static PyObject *op_linear(PyObject *module, PyObject *name) {
