@@ -74,6 +74,7 @@ OTHERS = {
         "XDG_CACHE_HOME": "the user's cache: tune.json and downloads; default: ~/.cache",
         "TORCH_HOME": "the folder of `pydist.hub`'s downloads; default: torch in the user's cache",
         "PYDIST_FOLD": "the default of the launcher's `--fold`: auto or off",
+        "PYDIST_DTENSOR": "strict: an op that has no rule for DTensors raises NotImplementedError; its operands are not gathered",
         "PYDIST_FSDP": "private: ranks of `fully_shard` gather wholes of their own, also where they could share memory; "
         "default: auto",
         "KERAS_BACKEND": "Keras runs over pydist whether this is unset, tensorflow, jax or torch; other values are an error",

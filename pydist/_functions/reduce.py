@@ -73,9 +73,8 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
     input = input.abs() if input.is_complex() else input
     if not input.is_floating_point():
         raise RuntimeError(f"norm: input is {input.dtype} (expected a floating dtype)")
-    recorded = input.requires_grad and _C.is_grad_enabled()
-    whole = dim is None and not keepdim and _C.spread_of(input) is None
-    if p == 2 and whole and not recorded and input.is_contiguous():
+    plain = not (input.requires_grad and _C.is_grad_enabled()) and _C.spread_of(input) is None
+    if p == 2 and dim is None and not keepdim and plain and input.is_contiguous():
         return _C.sums_of_squares([input]).sum().sqrt().to(input.dtype)
     if p == 2:
         return _root(input.square_sum(dim, keepdim))

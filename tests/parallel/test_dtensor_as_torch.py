@@ -68,7 +68,11 @@ def test_placements_are_values():
     assert some == again and Shard(1).is_shard() and Shard(1).is_shard(1) and not Shard(1).is_shard(0)
     assert Replicate().is_replicate() and not Replicate().is_shard() and not Replicate().is_partial()
     assert Partial("avg").is_partial() and Partial("avg").is_partial("avg") and not Partial("avg").is_partial("sum")
-    assert repr(Shard(1)) == "Shard(dim=1)" and repr(Replicate()) == "Replicate()" and repr(Partial()) == "Partial(reduce_op='sum')"
+    assert (
+        repr(Shard(1)) == "Shard(dim=1)"
+        and repr(Replicate()) == "Replicate()"
+        and repr(Partial()) == "Partial(reduce_op='sum')"
+    )
     for bad in (lambda: Shard("0"), lambda: Shard(), lambda: Shard(1.5), lambda: Partial("mean"), lambda: Replicate(1)):
         with pytest.raises((TypeError, ValueError)):
             bad()
@@ -149,7 +153,9 @@ def test_the_mesh_of_a_with_block():
         mesh = init_device_mesh("cpu", (2,))
         with mesh:
             d = DTensor.from_local(numbers(2, 2), placements=[Shard(0)])
-            assert d.device_mesh is mesh and distribute_tensor(numbers(4), placements=[Shard(0)]).to_local().shape == (2,)
+            assert d.device_mesh is mesh and distribute_tensor(numbers(4), placements=[Shard(0)]).to_local().shape == (
+                2,
+            )
             assert zeros(4, 2, placements=[Shard(0)]).to_local().shape == (2, 2)
         with pytest.raises(RuntimeError, match="no mesh is active"):
             DTensor.from_local(numbers(2, 2), placements=[Shard(0)])
@@ -182,7 +188,10 @@ def test_functions_that_make():
                 assert d.placements == tuple(places) and pydist.equal(d.full_tensor(), pydist.full((5, 7), value))
                 assert fn((5, 7), device_mesh=mesh).placements == (Replicate(), Replicate())
                 assert fn([3], dtype=pydist.float64, requires_grad=True, device_mesh=mesh).requires_grad
-            assert full((5, 7), 3, device_mesh=mesh, placements=places, dtype=pydist.int64).full_tensor().sum().item() == 105
+            assert (
+                full((5, 7), 3, device_mesh=mesh, placements=places, dtype=pydist.int64).full_tensor().sum().item()
+                == 105
+            )
             assert empty(5, 7, device_mesh=mesh, placements=places).full_tensor().shape == (5, 7)
             for fn, plain in ((rand, pydist.rand), (randn, pydist.randn)):
                 pydist.manual_seed(5)
@@ -284,7 +293,10 @@ def test_modules_on_meta():
                 module.register_parameter(key, nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])))
 
         net = distribute_module(Mlp("meta"), mesh, cut)
-        assert all(p.is_meta and p.placements == (Shard(0),) for p in net.parameters()) and net.net1.weight.shape == (6, 5)
+        assert all(p.is_meta and p.placements == (Shard(0),) for p in net.parameters()) and net.net1.weight.shape == (
+            6,
+            5,
+        )
         net.to_empty(device="cpu")
         for p in net.parameters():
             assert not p.is_meta and p.placements == (Shard(0),)
@@ -336,7 +348,9 @@ def test_files_keep_placements():
                 file = io.BytesIO()
                 pydist.save([d, d.to_local().detach()], file)
                 again, local = pydist.load(io.BytesIO(file.getvalue()), weights_only=False)
-                assert type(again) is type(d) and again.requires_grad == d.requires_grad and again.placements == (place,)
+                assert (
+                    type(again) is type(d) and again.requires_grad == d.requires_grad and again.placements == (place,)
+                )
                 assert again.device_mesh == mesh and pydist.equal(again.full_tensor(), t.detach())
                 assert pydist.equal(local, d.to_local().detach())
 
@@ -352,7 +366,10 @@ def counted(start, places, weights):
         end = start.redistribute(placements=places)
     with CommDebugMode() as backward:
         end.to_local().backward(weights)
-    return end, *({key.default.name().partition("::")[2]: n for key, n in mode.get_comm_counts().items()} for mode in (forward, backward))
+    return end, *(
+        {key.default.name().partition("::")[2]: n for key, n in mode.get_comm_counts().items()}
+        for mode in (forward, backward)
+    )
 
 
 @pytest.mark.parametrize("shape, dim", [((8, 3), 0), ((5, 6), 0), ((5, 6), 1), ((2, 5), 1), ((1, 7, 3), 1)])
@@ -454,7 +471,9 @@ def test_every_way_over_two_dimensions():
     def work(rank):
         mesh, x = init_device_mesh("cpu", (2, 2)), numbers(3, 5)
         for a, b in itertools.product(every, every):
-            start = distribute_tensor(x, mesh, [Replicate() if p.is_partial() else p for p in a]).redistribute(placements=a)
+            start = distribute_tensor(x, mesh, [Replicate() if p.is_partial() else p for p in a]).redistribute(
+                placements=a
+            )
             end = start.redistribute(placements=b)
             assert end.placements == b and pydist.equal(end.full_tensor(), x), (a, b)
 
@@ -470,7 +489,11 @@ def test_specs():
         d = distribute_tensor(numbers(4, 6, 2), mesh, [Shard(1), Replicate()])
         spec = d._spec
         assert spec.mesh is spec.device_mesh is mesh and spec.placements == (Shard(1), Replicate())
-        assert spec.tensor_meta.shape == spec.shape == (4, 6, 2) and spec.tensor_meta.stride == spec.stride == (12, 2, 1)
+        assert spec.tensor_meta.shape == spec.shape == (4, 6, 2) and spec.tensor_meta.stride == spec.stride == (
+            12,
+            2,
+            1,
+        )
         assert (spec.ndim, spec.dim_map, spec.num_shards, spec.sums) == (3, [-1, 0, -1], 2, [])
         parts = DTensor.from_local(numbers(3), mesh, [Shard(0), Partial()])._spec
         assert (parts.dim_map, parts.num_shards, parts.sums) == ([0], 2, [1])
@@ -517,7 +540,9 @@ def test_training_as_on_one_rank(rule):
         net = copy.deepcopy(plain)
         for layer, place in ((net.net1, Shard(0)), (net.net2, Shard(1))):
             layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [place]))
-            layer.bias = nn.Parameter(distribute_tensor(layer.bias.detach(), mesh, [Shard(0) if place.dim == 0 else Replicate()]))
+            layer.bias = nn.Parameter(
+                distribute_tensor(layer.bias.detach(), mesh, [Shard(0) if place.dim == 0 else Replicate()])
+            )
         steps = [getattr(pydist.optim, rule)(m.parameters(), lr=0.01) for m in (net, plain)]
         x = pydist.randn(6, 5)
         for _ in range(3):

@@ -122,11 +122,17 @@ def test_parts_that_are_summands():
             assert pydist.allclose(fn(d).full_tensor().double(), fn(x).double())
         for fn in (operator.methodcaller("relu_"), operator.methodcaller("add_", 1), operator.methodcaller("exp_")):
             copy = d.clone()
-            with pytest.raises(RuntimeError, match=r"_: this rank's part of a DTensor .*expected redistribute\(\) before"):
+            with pytest.raises(
+                RuntimeError, match=r"_: this rank's part of a DTensor .*expected redistribute\(\) before"
+            ):
                 fn(copy)
             assert pydist.equal(copy.full_tensor(), x)
         most = DTensor.from_local(x * (rank + 1), mesh, [Partial("max")])
-        assert (-most).full_tensor().tolist() == [-2.0, 2.0, -8.0] and (most + most).full_tensor().tolist() == [4.0, -4.0, 16.0]
+        assert (-most).full_tensor().tolist() == [-2.0, 2.0, -8.0] and (most + most).full_tensor().tolist() == [
+            4.0,
+            -4.0,
+            16.0,
+        ]
 
     run_ranks(2, work)
 
@@ -134,7 +140,10 @@ def test_parts_that_are_summands():
 def test_views_across_a_cut():
     def work(rank):
         mesh = init_device_mesh("cpu", (2,))
-        for shape, views in (((4, 6), ((24,), (2, 12), (3, 8), (4, 2, 3), (6, 4))), ((5, 2), ((10,), (2, 5), (1, 5, 2)))):
+        for shape, views in (
+            ((4, 6), ((24,), (2, 12), (3, 8), (4, 2, 3), (6, 4))),
+            ((5, 2), ((10,), (2, 5), (1, 5, 2))),
+        ):
             x = numbers(*shape)
             for place, view in itertools.product((Shard(0), Shard(1)), views):
                 d = distribute_tensor(x, mesh, [place]).requires_grad_()
@@ -163,11 +172,17 @@ def test_plain_operands():
         ):  # fmt: skip
             with pytest.raises(RuntimeError, match=MIXED):
                 call()
-        for call in (lambda: x.clone().add_(d), lambda: x.clone().copy_(d), lambda: pydist.add(d, 1, out=pydist.empty(4, 4))):
+        for call in (
+            lambda: x.clone().add_(d),
+            lambda: x.clone().copy_(d),
+            lambda: pydist.add(d, 1, out=pydist.empty(4, 4)),
+        ):
             with pytest.raises(RuntimeError, match="got mixed torch.Tensor and DTensor"):
                 call()
         assert pydist.equal((d * pydist.tensor(2.0)).full_tensor(), x * 2)
-        with pytest.raises(RuntimeError, match="data: got mixed torch.Tensor and DTensor: a DTensor cannot become a plain"):
+        with pytest.raises(
+            RuntimeError, match="data: got mixed torch.Tensor and DTensor: a DTensor cannot become a plain"
+        ):
             d.data = x
         with pytest.raises(RuntimeError, match="data: got mixed"):
             x.data = d
@@ -207,7 +222,9 @@ def test_results_in_other_tensors():
             ("unsqueeze_", (0,)), ("squeeze_", ()), ("t_", ()), ("transpose_", (0, 1)), ("resize_", (3, 3)), ("set_", (x,)),
             ("as_strided_", ((2,), (1,))), ("fill_diagonal_", (0,)), ("resize_as_", (x,)), ("swapaxes_", (0, 1)),
         ):  # fmt: skip
-            with pytest.raises(NotImplementedError, match=rf"^{name}: got a DTensor \(expected an op that makes a new DTensor"):
+            with pytest.raises(
+                NotImplementedError, match=rf"^{name}: got a DTensor \(expected an op that makes a new DTensor"
+            ):
                 getattr(d.clone(), name)(*args)
 
     run_ranks(2, work)

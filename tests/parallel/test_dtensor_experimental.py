@@ -124,7 +124,9 @@ def softmax_rule(x, dim, half_to_float):
     ]
 
 
-@pytest.mark.parametrize("op", [pydist.ops.aten._softmax.default, pydist.ops.aten.softmax, "softmax", pydist.softmax], ids=str)
+@pytest.mark.parametrize(
+    "op", [pydist.ops.aten._softmax.default, pydist.ops.aten.softmax, "softmax", pydist.softmax], ids=str
+)
 def test_a_rule_of_a_program(registered, op):
     """In the place of the rule that the op has: without an offer of columns, columns are gathered."""
     seen = []
@@ -212,7 +214,9 @@ def test_plain_tensors_as_replicas():
                 assert pydist.equal((d + x).full_tensor(), x + x)
             assert pydist.allclose((x @ d.t()).full_tensor(), x @ x.t())
         for _ in range(2):  # also where a plan was kept
-            with pytest.raises(RuntimeError, match=r"mixed torch.Tensor and DTensor: input 1 .*implicit_replication\(\)"):
+            with pytest.raises(
+                RuntimeError, match=r"mixed torch.Tensor and DTensor: input 1 .*implicit_replication\(\)"
+            ):
                 d + x
         with pytest.raises(ZeroDivisionError), implicit_replication():
             1 // 0
@@ -258,7 +262,9 @@ def test_counts_by_module(tmp_path):
         net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
         for k, place in ((0, Shard(0)), (2, Shard(1))):
             net[k].weight = nn.Parameter(distribute_tensor(net[k].weight.detach(), mesh, [place]))
-            net[k].bias = nn.Parameter(distribute_tensor(net[k].bias.detach(), mesh, [Shard(0) if k == 0 else Replicate()]))
+            net[k].bias = nn.Parameter(
+                distribute_tensor(net[k].bias.detach(), mesh, [Shard(0) if k == 0 else Replicate()])
+            )
         with CommDebugMode(net) as mode:
             y = net(distribute_tensor(numbers(3, 4), mesh, [Replicate()])).redistribute(placements=[Replicate()])
             y.sum().backward()

@@ -131,8 +131,9 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
         return -1;
     }
     if (!from->spread != !t->spread) {
-        PyErr_Format(PyExc_RuntimeError, "data: got mixed torch.Tensor and DTensor: a %s cannot become %s",
-                     t->spread ? "DTensor" : "plain tensor", from->spread ? "a DTensor" : "a plain tensor");
+        PyErr_Format(PyExc_RuntimeError,
+                     "data: got mixed torch.Tensor and DTensor: a %s cannot become a %s (expected two of a kind)",
+                     t->spread ? "DTensor" : "plain tensor", from->spread ? "DTensor" : "plain tensor");
         return -1;
     }
     if (from->dtype != t->dtype && t->meta && (t->meta->grad || t->meta->destination.view)) {

@@ -6,4 +6,4 @@ True
 """
 
 from pydist.distributed.tensor import *
-from pydist.distributed.tensor import __all__, debug, experimental  # noqa: F401
+from pydist.distributed.tensor import __all__, debug, experimental

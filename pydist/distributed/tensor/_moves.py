@@ -128,7 +128,8 @@ def convert(spec, given, wanted, shared=0, seeds=False):
         to = [_of_gradient(place, shared >> d & 1) for d, place in enumerate(wanted)]
         steps = _steps(spec, given, to)
         if seeds:
-            steps += [("scale", 1 / n) for n, place in zip(spec.mesh.shape, wanted, strict=True) if place.is_partial("avg")]
+            pairs = zip(spec.mesh.shape, wanted, strict=True)
+            steps += [("scale", 1 / n) for n, place in pairs if place.is_partial("avg")]
         spec.moves[key] = _C.Move((), tuple(steps))
     return spec.moves[key]
 

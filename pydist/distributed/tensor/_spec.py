@@ -84,7 +84,8 @@ class Spec(_C.Spread):
     @property
     def num_shards(self):
         """How many parts there are."""
-        return math.prod(n for n, place in zip(self.mesh.shape, self.placements, strict=True) if isinstance(place, Shard))
+        pairs = zip(self.mesh.shape, self.placements, strict=True)
+        return math.prod(n for n, place in pairs if isinstance(place, Shard))
 
     @property
     def sums(self):

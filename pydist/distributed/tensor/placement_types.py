@@ -27,7 +27,9 @@ class Placement:
         pass
 
     def __setattr__(self, name, value):
-        raise AttributeError(f"{type(self).__name__}: {name} cannot be set: equal placements are one object (expected a new one)")
+        raise AttributeError(
+            f"{type(self).__name__}: {name} cannot be set: equal placements are one object (expected a new one)"
+        )
 
     def __delattr__(self, name):
         raise AttributeError(f"{type(self).__name__}: {name} cannot be deleted (expected a new placement)")

@@ -38,7 +38,9 @@ class CommDebugMode:
         self.comm_module_counts.clear()
         self._open.clear()
         self._seen = {}
-        for name, below in self.module.named_modules(prefix=type(self.module).__name__) if self.module is not None else ():
+        for name, below in (
+            self.module.named_modules(prefix=type(self.module).__name__) if self.module is not None else ()
+        ):
             self._seen[name] = below
             self._hooks.append(below.register_forward_pre_hook(lambda *_: self._open.append(_now())))
             self._hooks.append(

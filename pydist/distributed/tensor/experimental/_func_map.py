@@ -94,7 +94,9 @@ def _joined(made, outs, mesh, uneven):
     for leaf, places in zip(leaves, outs, strict=True):
         if not isinstance(leaf, _C.Tensor):
             if places is not None:
-                raise AssertionError(f"{_OP}: a result is {type(leaf).__name__} with placements {places} (expected None)")
+                raise AssertionError(
+                    f"{_OP}: a result is {type(leaf).__name__} with placements {places} (expected None)"
+                )
             results.append(leaf)
             continue
         if isinstance(leaf, DTensor):
@@ -130,6 +132,8 @@ def _whole_shape(local, mesh, places):
         sizes = tuple(sizes.tolist())
         expected = cuts(sum(sizes), group.size, place.block)
         if sizes != expected:
-            raise ValueError(f"{_OP}: the ranks' parts of a result have sizes {sizes} along {place} (expected {expected})")
+            raise ValueError(
+                f"{_OP}: the ranks' parts of a result have sizes {sizes} along {place} (expected {expected})"
+            )
         shape[place.dim] = sum(sizes)
     return shape

@@ -44,7 +44,9 @@ def _name_of(op):
     name = name.removeprefix("aten::").removeprefix("aten.").partition(".")[0] if isinstance(name, str) else name
     name = _OURS.get(name, name)
     if name not in known:
-        raise ValueError(f"{_OP}: op is {op!r} (expected an op of pydist.ops.aten, its name, or a function such as pydist.softmax)")
+        raise ValueError(
+            f"{_OP}: op is {op!r} (expected an op of pydist.ops.aten, its name, or a function such as pydist.softmax)"
+        )
     return name
 
 
