@@ -310,3 +310,20 @@ def test_old_names():
     assert device_mesh.DeviceMesh is also.DeviceMesh is tensor.DeviceMesh
     with pytest.raises(NotImplementedError, match=r"_StridedShard: got dim 0, split_factor 2 \(expected Shard"):
         placement_types._StridedShard(0, split_factor=2)
+
+
+def test_strict(monkeypatch, registered):
+    """An op without a rule raises, until a program gives one."""
+    monkeypatch.setenv("PYDIST_DTENSOR", "strict")
+
+    def work(rank):
+        d = distribute_tensor(pydist.arange(6.0), init_device_mesh("cpu", (2,)), [Shard(0)])
+        with pytest.raises(NotImplementedError, match=r"view_dtype: there is no rule .* PYDIST_DTENSOR is strict"):
+            d.view(pydist.int32)
+        return (d * 2).full_tensor().tolist()
+
+    assert run_ranks(2, work)[0] == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    register_sharding("view_dtype")(lambda x, dtype: [([Shard(0)], [Shard(0), None])])
+    run_ranks(
+        2, lambda rank: distribute_tensor(numbers(4), init_device_mesh("cpu", (2,)), [Shard(0)]).view(pydist.int32)
+    )
