@@ -167,6 +167,8 @@ def test_plain_operands():
         for call in (
             lambda: d + x, lambda: x + d, lambda: d @ x, lambda: pydist.cat([d, x]), lambda: pydist.where(d > 0, d, x),
             lambda: layer(d), lambda: cut(x), lambda: nn.functional.linear(x, d), lambda: nn.functional.mse_loss(d, x),
+            lambda: nn.Sequential(nn.Linear(4, 4), cut)(x),
+            lambda: nn.functional.gaussian_nll_loss(d, x, x),
             lambda: nn.LayerNorm(4)(d), lambda: nn.Conv2d(1, 1, 1)(distribute_tensor(numbers(2, 1, 2, 2), mesh, [Shard(0)])),
             lambda: d.clone().add_(x), lambda: d.clone().mul_(x), lambda: d.lerp(x, 0.5),
         ):  # fmt: skip

@@ -218,6 +218,9 @@ def test_plain_tensors_as_replicas():
                 RuntimeError, match=r"mixed torch.Tensor and DTensor: input 1 .*implicit_replication\(\)"
             ):
                 d + x
+        ids = pydist.arange(4)  # what functions of the package make beside DTensors is the same on all ranks
+        places = nn.functional.one_hot(distribute_tensor(ids, d.device_mesh, [Shard(0)]), 5)
+        assert pydist.equal(places.full_tensor(), nn.functional.one_hot(ids, 5))
         with pytest.raises(ZeroDivisionError), implicit_replication():
             1 // 0
         with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):

@@ -4,6 +4,7 @@ For each dimension of the mesh, the op's rule (_rules.py) offers: all operands w
 summands, where the op is linear. The offer that moves the fewest bytes is taken, the first one of equals, so all ranks
 choose alike. The engine keeps plans by op, attributes and Specs."""
 
+import inspect
 import os
 import sys
 import threading
@@ -203,47 +204,38 @@ def _choose(call, rule, mesh):
 # ---- plans
 
 
-_HERE = os.path.dirname(__file__) + os.sep
-_MODULES = os.path.join(_PACKAGE, "nn", "modules") + os.sep
-
-
-def _frames():
-    """The frames from the one that has called an op, outwards."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_HERE):
-            yield frame
-        frame = frame.f_back
-
-
-def _is_own(frame):
-    name = frame.f_code.co_filename
+def _is_own(code):
+    """Whether code is the package's, examples aside."""
+    name = code.co_filename
     return name.startswith(_PACKAGE) and os.sep + "examples" + os.sep not in name
 
 
 def _user_line():
-    frame = next((f for f in _frames() if not _is_own(f)), None)
+    """The user's line."""
+    frame = sys._getframe(1)
+    while frame is not None and _is_own(frame.f_code):
+        frame = frame.f_back
     return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _arguments(frame):
-    code = frame.f_code
-    named = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-    for name in code.co_varnames[:named]:
-        value = frame.f_locals.get(name)
-        yield from value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else [value]
+def _has(values, t):
+    return any(v is t or (isinstance(v, (list, tuple)) and any(u is t for u in v)) for v in values)
 
 
-def _is_helper(t):
-    """Whether a function of the package has made the tensor itself: then it is the same on all ranks."""
-    last = None
-    for frame in _frames():
-        if not _is_own(frame):
-            break
-        if frame.f_code.co_filename.startswith(_MODULES):  # they get the user's tensors
-            return False
-        last = frame
-    return last is not None and not t.requires_grad and not any(value is t for value in _arguments(last))
+def _is_users(t):
+    """Whether a plain tensor comes from the program: it is an argument of the function of the package that the program
+    called, or of a layer, or belongs to a layer. Other ones the package has made, alike on all ranks."""
+    frame, given = sys._getframe(1), None
+    while frame is not None and _is_own(frame.f_code):
+        if not frame.f_code.co_filename.startswith(os.path.dirname(__file__) + os.sep):
+            names, more, named, values = inspect.getargvalues(frame)
+            given = [values.get(name) for name in names]
+            given += [*values.get(more, ()), *values.get(named, {}).values()]
+            layer = getattr(given[0], "_parameters", None) if given else None
+            if layer is not None and (_has(given, t) or _has([*layer.values(), *given[0]._buffers.values()], t)):
+                return True
+        frame = frame.f_back
+    return given is None or _has(given, t)
 
 
 def _mesh_of(name, inputs):
@@ -265,7 +257,7 @@ def _specs_of(name, inputs, mesh):
         spec = None if t is None else _C.spread_of(t)
         if t is not None and spec is None:
             same = modes.implicit or (modes.losses and name in ("cross_entropy", "nll_loss"))
-            if t.dim() and not same and not _is_helper(t):
+            if t.dim() and not same and (t.requires_grad or _is_users(t)):
                 raise RuntimeError(
                     f"{name}: got mixed torch.Tensor and DTensor: input {i} is a plain tensor of shape {list(t.shape)} "
                     "(expected DTensors, or `with implicit_replication():` if it is the same on all ranks)"
