@@ -103,6 +103,7 @@ class _Global:
 _REBUILD_TENSOR = _Global("torch._utils._rebuild_tensor_v2")
 _REBUILD_META = _Global("torch._utils._rebuild_meta_tensor_no_storage")
 _REBUILD_PARAMETER = _Global("torch._utils._rebuild_parameter")
+_REBUILD_DTENSOR = _Global("pydist.distributed.tensor._files.rebuild")
 _SIZE, _DEVICE = _Global("torch.Size"), _Global("torch.device")
 _STORAGE_GLOBALS = {dtype: _Global(f"torch.{name}") for name, dtype in _STORAGES.items()}
 _DTYPE_GLOBALS = {dtype: _Global(f"torch.{name}") for name, dtype in _DTYPES.items()}
@@ -129,7 +130,7 @@ class _Pickler(pickle._Pickler):  # the pickler in Python: the one in C insists 
             super().save(obj, save_persistent_id)
 
     def reducer_override(self, obj):
-        if isinstance(obj, _C.Tensor) and not obj.is_sparse and _C.spread_of(obj) is None:
+        if isinstance(obj, _C.Tensor) and not obj.is_sparse:
             return self._reduce_tensor(obj)
         if isinstance(obj, _C.Size):
             return _SIZE, (tuple(obj),)
@@ -143,6 +144,10 @@ class _Pickler(pickle._Pickler):  # the pickler in Python: the one in C insists 
         data = tensor.detach()
         if isinstance(tensor, Parameter):
             return _REBUILD_PARAMETER, (data, tensor.requires_grad, OrderedDict())
+        if _C.spread_of(tensor) is not None:
+            from pydist.distributed.tensor._files import described
+
+            return _REBUILD_DTENSOR, described(tensor)
         if data.is_meta:
             return _REBUILD_META, (data.dtype, tuple(data.shape), tuple(data.stride()), tensor.requires_grad)
         whole = _C.storage_bytes(data)
@@ -264,6 +269,7 @@ class _Names(Maker):
             },
             "torch._tensor": {"_rebuild_from_type_v2": self.from_type},
             "torch.nn.parameter": {"Parameter": _Kind(None)},
+            "pydist.distributed.tensor._files": {"rebuild": self.dtensor},
         }
 
     def known(self, module, name):
@@ -343,6 +349,11 @@ class _Names(Maker):
 
     def parameter(self, data, requires_grad, hooks, state=None):
         return _rebuild_parameter(data, requires_grad, hooks)
+
+    def dtensor(self, local, mesh, placements, shape, requires_grad):
+        from pydist.distributed.tensor._files import rebuild
+
+        return rebuild(local, mesh, placements, shape, requires_grad)
 
     def from_type(self, function, kind, arguments, state):
         if function not in (self.tensor, self.tensor_v3, self.parameter):

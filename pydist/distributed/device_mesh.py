@@ -396,6 +396,17 @@ class DeviceMesh:
     def _key(self):
         return self.device_type, self._ranks, self._dims, self.mesh_dim_names
 
+    @staticmethod
+    def _of_key(device_type, ranks, dims, names):
+        """The mesh with this _key(), as one that comes from a pickle."""
+        known = _mesh_resources.made.get((device_type, ranks, dims, names))
+        if known is None:
+            _check_device_type("DeviceMesh", device_type)
+            known = object.__new__(DeviceMesh)
+            known._root, known._flattened, known._groups = None, {}, None
+            known._fill(device_type, ranks, dims, _checked_names("DeviceMesh", names, len(dims)))
+        return known
+
     def __eq__(self, other):
         return self._key() == other._key() if isinstance(other, DeviceMesh) else NotImplemented
 

@@ -29,6 +29,7 @@ from pydist.distributed.tensor import (
     randn,
     zeros,
 )
+from pydist.distributed.tensor._files import described, rebuild
 from pydist.distributed.tensor.debug import CommDebugMode
 from pydist.testing import run_ranks
 
@@ -322,7 +323,7 @@ def test_states_of_modules(tmp_path):
         assert str(other.load_state_dict(state)) == "<All keys matched successfully>"
         pydist.save(state, tmp_path / f"{rank}.pt")
         third = distribute_module(Mlp(), mesh, cut)
-        third.load_state_dict(pydist.load(tmp_path / f"{rank}.pt", weights_only=False))
+        third.load_state_dict(pydist.load(tmp_path / f"{rank}.pt"))
         fourth = distribute_module(Mlp(), mesh, cut)
         fourth.load_state_dict({key: v.full_tensor() for key, v in state.items()})  # wholes, the same on all ranks
         for also in (other, third, fourth, copy.deepcopy(net)):
@@ -332,8 +333,6 @@ def test_states_of_modules(tmp_path):
             net.load_state_dict({**state, "net1.weight": distribute_tensor(numbers(4, 5), mesh, [Shard(0)])})
         double = copy.deepcopy(net).double()
         assert all(p.dtype is pydist.float64 and isinstance(p, DTensor) for p in double.parameters())
-        with pytest.raises(pickle.UnpicklingError, match="weights_only=False"):
-            pydist.load(tmp_path / f"{rank}.pt")
 
     run_ranks(2, work)
 
@@ -347,12 +346,32 @@ def test_files_keep_placements():
                 d = nn.Parameter(d) if isinstance(t, nn.Parameter) else d
                 file = io.BytesIO()
                 pydist.save([d, d.to_local().detach()], file)
-                again, local = pydist.load(io.BytesIO(file.getvalue()), weights_only=False)
-                assert (
-                    type(again) is type(d) and again.requires_grad == d.requires_grad and again.placements == (place,)
-                )
-                assert again.device_mesh == mesh and pydist.equal(again.full_tensor(), t.detach())
-                assert pydist.equal(local, d.to_local().detach())
+                for safe in (True, False):
+                    again, local = pydist.load(io.BytesIO(file.getvalue()), weights_only=safe)
+                    assert type(again) is type(d) and again.requires_grad == d.requires_grad
+                    assert again.placements == (place,) and again.device_mesh == mesh
+                    assert pydist.equal(again.full_tensor(), t.detach()) and pydist.equal(local, d.to_local().detach())
+
+    run_ranks(2, work)
+
+
+def test_descriptions_in_files_that_are_wrong():
+    """A file says what its DTensors are parts of; nothing else can be made by it."""
+
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        local, key, places, shape, grad = described(distribute_tensor(numbers(4, 2), mesh, [Shard(0)]))
+        assert pydist.equal(rebuild(local, key, places, shape, grad).full_tensor(), numbers(4, 2))
+        for bad in (
+            (local, key, places, (9, 2), grad), (local, key, places, (-4, 2), grad), (local, key, places, [4, 2], grad),
+            (local, key, (("Shard", 5, 1),), shape, grad), (local, key, (("Other",),), shape, grad), (local, key, (), shape, grad),
+            (local, ("cpu", (0, 1), ((0, 7),), None), places, shape, grad), (local, ("disk", *key[1:]), places, shape, grad),
+            (local, ("cpu", (0, 1), ((),), None), places, shape, grad), (3, key, places, shape, grad),
+            (local, ("cpu", (0, 1), ((0, 1),), ("a", "b")), places, shape, grad), (local, (), places, shape, grad),
+            (local, ("cpu", (1, 0), ((0, 1),), None), places, shape, grad), (local, key, (("Shard", "x", 1),), shape, grad),
+        ):  # fmt: skip
+            with pytest.raises((ValueError, IndexError, RuntimeError, TypeError), match="expected"):
+                rebuild(*bad)
 
     run_ranks(2, work)
 
