@@ -469,6 +469,27 @@ def test_gradients_of_means():
     run_ranks(2, work)
 
 
+def test_gradients_of_a_mean_on_the_way():
+    """Hooks and autograd.grad see the whole's gradient of a Partial("avg"), too."""
+
+    def work(rank):
+        mesh, x = init_device_mesh("cpu", (2,)), numbers(4, 2)
+        for fn in (lambda t: t.mean(), lambda t: t.mean(0), lambda t: t.sum(0), lambda t: t * 2):
+            seen = []
+            for leaf in (distribute_tensor(x, mesh, [Shard(0)]).requires_grad_(), x.clone().requires_grad_()):
+                y = fn(leaf)
+                y.register_hook(lambda g: g * 3)
+                y.register_hook(lambda g: seen.append(g.clone()))
+                (y * 5).sum().backward()
+                seen += [leaf.grad, pydist.autograd.grad((fn(leaf) * 7).sum(), leaf)[0]]
+                middle = fn(leaf)
+                seen += pydist.autograd.grad((middle * middle).sum(), middle)
+            for got, want in zip(seen[:4], seen[4:], strict=True):
+                assert isinstance(got, DTensor) and pydist.allclose(got.full_tensor(), want)
+
+    run_ranks(2, work)
+
+
 def test_dtypes_of_redistribution():
     def work(rank):
         mesh = init_device_mesh("cpu", (2,))

@@ -178,14 +178,14 @@ class DTensor(_C.Tensor):
 
     def register_hook(self, hook):
         """As Tensor.register_hook; the hook gets and returns DTensors."""
-        spec = self._spec.gradient()
+        of, spec = self._spec, self._spec.gradient()
 
         def on_parts(grad):
             if _C.spread_of(grad) is None:
                 grad = _C.as_part(grad, spec)
-            result = hook(grad)
+            result = hook(grad * of.shares if of.shares > 1 else grad)
             if isinstance(result, DTensor):
-                result = _C.local_part(result.redistribute(placements=spec.placements))
+                result = of.seeded(_C.local_part(result.redistribute(placements=spec.placements)))
             return result
 
         return super().register_hook(on_parts)

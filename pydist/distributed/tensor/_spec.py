@@ -106,15 +106,21 @@ class Spec(_C.Spread):
         """The Spec of the tensor's gradient: where ranks have summands, each has the whole gradient."""
         return self._gradient or self
 
+    @property
+    def shares(self):
+        """How many ranks' parts make a mean; 1: none."""
+        pairs = zip(self.mesh.shape, self.placements, strict=True)
+        return math.prod(n for n, place in pairs if place.is_partial("avg"))
+
     def seeded(self, local):
         """A gradient of the whole, of which this rank has `local`, as backward through this rank's part begins with it: of
         a mean over ranks, each rank's part has a share."""
-        ranks = [n for n, place in zip(self.mesh.shape, self.placements, strict=True) if place.is_partial("avg")]
-        return local / math.prod(ranks) if math.prod(ranks) > 1 else local
+        return local / self.shares if self.shares > 1 else local
 
     def as_gradient(self, local):
         """A plain tensor, the gradient of this rank's part, as a part of the whole's gradient."""
         spec = self.gradient()
+        local = local * self.shares if self.shares > 1 else local
         if not self.parts or not local.requires_grad:
             return _C.as_part(local, spec)
         from pydist.distributed.tensor._moves import once
