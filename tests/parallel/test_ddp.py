@@ -590,7 +590,11 @@ def test_pytorchs_arguments():
         ({"delay_all_reduce_named_params": []}, ValueError, "both or neither"),
         ({"bucket_cap_mb": 0}, ValueError, "bucket_cap_mb is 0"),
         ({"process_group": 3}, TypeError, "group is int"),
-        ({"process_group": pydist.distributed.group.WORLD, "device_mesh": init_device_mesh("cpu", (1,))}, RuntimeError, "both process_group"),
+        (
+            {"process_group": pydist.distributed.group.WORLD, "device_mesh": init_device_mesh("cpu", (1,))},
+            RuntimeError,
+            "both process_group",
+        ),
         ({"device_mesh": init_device_mesh("cpu", (1, 1))}, RuntimeError, "has 2 dimensions .expected 1"),
     ):
         with pytest.raises(kind, match=text):

@@ -80,7 +80,7 @@ def test_wrong_sizes():
             (RuntimeError, "add: shapes .5, 2. and .4, 2.", lambda: d + distribute_tensor(numbers(4, 2), mesh, [Shard(0)])),
             (RuntimeError, "cannot be multiplied: got .5, 2. and .5, 2.", lambda: d @ d),
             (IndexError, r"sum: dimension 5 out of range", lambda: d.sum(5)),
-            (IndexError, "index 7 is out of range for dimension 0 of size 5", lambda: d[7]),
+            (IndexError, "index 7 is out of range for dimension 0 .expected -5 to 4.", lambda: d[7]),
             (IndexError, "index 9 is out of range for dimension 0 of size 5", lambda: d[pydist.tensor([9])]),
             (IndexError, "too many indices: got 3", lambda: d[0, 0, 0]),
             (IndexError, "float32", lambda: d[pydist.tensor([0.5])]),

@@ -33,7 +33,6 @@ from pydist.distributed.tensor.parallel import (
 from pydist.examples import llama
 from pydist.models import LLaMA, LLaMAConfig
 from pydist.nn import functional as F
-from pydist.nn.parallel import DistributedDataParallel
 from pydist.testing import RankFailed, run_ranks
 
 F64 = pydist.float64
@@ -182,7 +181,9 @@ def test_a_vocabulary_that_no_number_of_ranks_divides(world):
         model = llama.parallelize(made(4, 4, 50257, 16, 24), mesh, world == 2, True)
         assert model.lm_head.weight.to_local().shape[0] == min(-(-50257 // world), 50257 - rank * -(-50257 // world))
         losses, values = train(model, None, True, 2, vocabulary=50257)
-        return losses, {name: values[name] for name in ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight")}
+        return losses, {
+            name: values[name] for name in ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight")
+        }
 
     losses, values = train(made(4, 4, 50257, 16, 24), steps=2, vocabulary=50257)
     got = run_ranks(world, work)
@@ -534,7 +535,9 @@ def test_the_gradient_of_a_gathered_input():
         (g,) = pydist.autograd.grad(value(x, up, down), x, create_graph=True)
         (again,) = pydist.autograd.grad(whole_sum(g * g), start, retain_graph=True)
         (outer,) = pydist.autograd.grad(value(x, up, down), start)
-        return [t.detach().clone() for t in (whole(g), seen[0], whole(outer), whole(again))], getattr(g, "placements", None)
+        return [t.detach().clone() for t in (whole(g), seen[0], whole(outer), whole(again))], getattr(
+            g, "placements", None
+        )
 
     def whole_sum(t):
         return t.sum().full_tensor() if isinstance(t, DTensor) else t.sum()
@@ -626,7 +629,9 @@ def test_what_is_refused():
         with pytest.raises(ValueError, match="Sum has 2 outputs .expected 1"):
             parallelize_module(Sum(), mesh, outputs)(pydist.ones(2))
         other = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
-        with pytest.raises(ValueError, match="weight is a DTensor over .* already, beside .*other dimensions of the same mesh"):
+        with pytest.raises(
+            ValueError, match="weight is a DTensor over .* already, beside .*other dimensions of the same mesh"
+        ):
             fully_shard(parallelize_module(nn.Linear(4, 6), grid["tp"], C()), mesh=other["dp"])
 
     run_ranks(2, work)

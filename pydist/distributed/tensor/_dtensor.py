@@ -8,7 +8,7 @@ from pydist.distributed.tensor._indexing import indexed, put, set_indexed
 from pydist.distributed.tensor._moves import convert, move_to
 from pydist.distributed.tensor._plan import plan
 from pydist.distributed.tensor._spec import Spec, checked_mesh, checked_placements, spec_of
-from pydist.distributed.tensor.placement_types import Partial, Replicate, Shard
+from pydist.distributed.tensor.placement_types import Partial, Replicate
 
 _DRAWS = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_".split()
 _IN_PLACE = ("as_strided_ fill_diagonal_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ to_sparse transpose_ "

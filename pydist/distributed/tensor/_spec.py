@@ -173,7 +173,10 @@ def spec_of(mesh, placements, shape, shared=0):
             spec = _made[(*key, groups)] = Spec(*key)
     if (spec.parts or shared) and not spec._gradient:
         spec._gradient = spec.replaced(
-            [Replicate() if isinstance(p, Partial) else Partial() if shared >> d & 1 else p for d, p in enumerate(placements)]
+            [
+                Replicate() if isinstance(p, Partial) else Partial() if shared >> d & 1 else p
+                for d, p in enumerate(placements)
+            ]
         )
         spec.set_gradient(spec._gradient)
     return spec

@@ -160,7 +160,9 @@ class ColwiseParallel(_Wise):
         size = module.out_features if linear else module.embedding_dim
         blocks, ranks = -(-size // self.block), device_mesh.size()
         if size % self.block:
-            raise ValueError(f"ColwiseParallel: {type(module).__name__} has {size} outputs (expected blocks of {self.block})")
+            raise ValueError(
+                f"ColwiseParallel: {type(module).__name__} has {size} outputs (expected blocks of {self.block})"
+            )
         if self.block > 1 and blocks < ranks:
             if ranks % blocks:
                 raise ValueError(
@@ -203,7 +205,9 @@ class RowwiseParallel(_Wise):
         linear = self._kind(module)
         size = module.in_features if linear else module.num_embeddings
         if size % self.block and linear:
-            raise ValueError(f"RowwiseParallel: {type(module).__name__} has {size} inputs (expected blocks of {self.block})")
+            raise ValueError(
+                f"RowwiseParallel: {type(module).__name__} has {size} inputs (expected blocks of {self.block})"
+            )
         places = {"weight": Shard(1 if linear else 0, self.block)}
         _distributed(module, device_mesh, places, self.src_data_rank)
         given = self.input_layouts[0]

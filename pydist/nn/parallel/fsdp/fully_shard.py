@@ -286,7 +286,9 @@ def _check_spread(param, name, mesh):
             "DTensors over other dimensions of the same mesh; shard modules below before those above them)"
         )
     if any(place.is_partial() for place in param.placements):
-        raise ValueError(f"{_OP}: parameter {name} has the placements {param.placements} (expected Shard and Replicate)")
+        raise ValueError(
+            f"{_OP}: parameter {name} has the placements {param.placements} (expected Shard and Replicate)"
+        )
 
 
 def _shard_spec(mesh, places, param):
