@@ -225,7 +225,8 @@ static PyMethodDef functions[] = {
     {"_rng_own", f_rng_own, METH_VARARGS,
      "_rng_own(own): gives this thread a default generator of its own (True), or takes it away."},
     {"_rng_shard", f_rng_shard, METH_VARARGS,
-     "_rng_shard(n): makes dropout on this rank draw other numbers than on other shards."},
+     "_rng_shard(n): makes dropout on this rank draw other numbers than on other shards; returns the number until "
+     "now."},
     {"_rng_next", f_rng_next, METH_VARARGS,
      "_rng_next(shard): the bytes of the next key, as dropout on that shard would take it."},
     {0},

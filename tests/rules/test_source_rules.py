@@ -377,6 +377,7 @@ def test_distributed_does_not_know_nn():
     what stands in nn, and find it when they are asked for it."""
     aliases = ("nn/api/remote_module.py", "algorithms/_checkpoint/checkpoint_wrapper.py", "_composable/fsdp/__init__.py",
                *(f"_composable/{name}.py" for name in ("__init__", "contract", "replicate", "checkpoint_activation")),
+               *(f"distributed/tensor/parallel/{name}.py" for name in ("__init__", "api", "loss", "style")),
                *(f"distributed/fsdp/{name}.py" for name in ("__init__", "api", "fully_sharded_data_parallel", "sharded_grad_scaler", "wrap")))  # fmt: skip
     wrong = [f"{path}:{line}" for path in files("*.py") if path.parts[:2] == ("pydist", "distributed") and not str(path).endswith(aliases)
              for line in uses_nn((TOP / path).read_text())]  # fmt: skip

@@ -390,9 +390,9 @@ static PyObject *count(PyObject *module, PyObject *unused) {
 
 static PyMethodDef functions[] = {
     {"spread_move", (PyCFunction)(void (*)(void))spread_move, METH_FASTCALL,
-     "spread_move(tensor, move, spread, once=False)\n\nWhat the Move makes of this rank's part: a part of what `spread` "
-     "describes, or a plain tensor for None. Gradients flow back. All ranks of the move's groups call it. once: what the "
-     "move, which `spread` keeps, made of this tensor last time, if neither was written since."},
+     "spread_move(tensor, move, spread, once=False)\n\nWhat the Move makes of this rank's part: a part of what "
+     "`spread` describes, or a plain tensor for None. Gradients flow back. All ranks of the move's groups call it. "
+     "once: what the move, which `spread` keeps, made of this tensor last time, if neither was written since."},
     {"set_spread_planner", set_planner, METH_O,
      "set_spread_planner(function)\n\nfunction(op, inputs, attributes, bytes, written tensor or None, whether "
      "gradients "
