@@ -167,11 +167,11 @@ def main():
         data = bytes_of(args.data, args.vocabulary)
         if len(data) < args.length + 2:
             raise ValueError(f"the text has {len(data)} bytes (expected at least {args.length + 2})")
+        sizes = models.LLaMAConfig(args.vocabulary, args.length, args.layers, args.heads, args.kv_heads, args.dim)
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     mesh = init_device_mesh("cpu", (args.dp, args.cp, args.tp), mesh_dim_names=("dp", "cp", "tp"))
     pydist.manual_seed(args.seed)
-    sizes = models.LLaMAConfig(args.vocabulary, args.length, args.layers, args.heads, args.kv_heads, args.dim)
     losses = args.loss_parallel and args.tp > 1
     model = parallelize(models.LLaMA(sizes), mesh, args.sp, losses, args.checkpoint, args.ddp)
     optimizer = optim.AdamW(model.parameters(), lr=args.lr)

@@ -565,6 +565,35 @@ def test_the_gradient_of_a_gathered_input():
             assert (a - b).abs().max().item() < 1e-12
 
 
+def test_dropout_of_plain_tensors():
+    """The ranks of tp have the same masks, those of dp others."""
+
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        pydist.manual_seed(0)
+        before = F.dropout(pydist.ones(64)).tolist()
+        parallelize_module(nn.Linear(4, 4), mesh["tp"], ColwiseParallel())
+        return before, F.dropout(pydist.ones(64)).tolist()
+
+    (a, b, c, d) = run_ranks(4, work)
+    assert a[1] == b[1] != c[1] == d[1] and a[0] != b[0]
+
+
+def test_in_place_ops_keep_blocks_that_change_no_cut():
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2, 2))
+        whole = pydist.arange(32.0).view(16, 2)
+        x = distribute_tensor(whole, mesh, [Shard(0, 4), Shard(0)])
+        x.mul_(2).add_(1)
+        assert x.placements == (Shard(0, 4), Shard(0)) and pydist.equal(x.full_tensor(), whole * 2 + 1)
+        (_, found) = added(mesh.get_group(0), lambda: x.redistribute(placements=[Shard(0), Shard(0)]))
+        assert not found  # rows 0 to 8 and 8 to 16 in both
+        y = distribute_tensor(whole, mesh, [Shard(0, 6), Replicate()]).redistribute(placements=[Shard(0), Replicate()])
+        assert y.to_local().shape[0] == 8 and pydist.equal(y.full_tensor(), whole)
+
+    run_ranks(4, work)
+
+
 def test_whose_values_are_taken():
     def work(rank):
         mesh = init_device_mesh("cpu", (2,))
@@ -597,7 +626,7 @@ def test_what_is_refused():
              "ColwiseParallel: got LayerNorm .expected a Linear or an Embedding"),
             (lambda: parallelize_module(nn.Conv1d(4, 4, 1), mesh, R()), NotImplementedError, "RowwiseParallel: got Conv1d"),
             (lambda: parallelize_module(linear, grid, C()), ValueError, r"has 2 dimensions .expected 1"),
-            (lambda: parallelize_module(linear, mesh, None), TypeError, "parallelize_plan is NoneType .expected"),
+            (lambda: parallelize_module(linear, mesh, 3), TypeError, "parallelize_plan is int .expected"),
             (lambda: parallelize_module(linear, mesh, {"": 3}), TypeError, "the plan has '': int"),
             (lambda: parallelize_module(linear, None, C()), RuntimeError, "no mesh is active"),
             (lambda: parallelize_module(nn.ModuleDict({"a": linear}), mesh, {"a": C(), "b.*": C(), "c": C()}), ValueError,
@@ -614,6 +643,8 @@ def test_what_is_refused():
         ):  # fmt: skip
             with pytest.raises(kind, match=text):
                 fn()
+        with pytest.warns(UserWarning, match="got no parallelize_plan, so nothing changes"):
+            assert parallelize_module(linear, mesh) is linear
         assert not isinstance(linear.weight, DTensor)  # nothing has changed
         rows = parallelize_module(nn.Linear(4, 6), mesh, R())
         with pytest.raises(ValueError, match=r"part has shape \[3, 4\] .expected \[3, 2\] of the whole's \[3, 4\]"):

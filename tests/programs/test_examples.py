@@ -213,6 +213,54 @@ def test_llama_on_a_text(tmp_path):
     assert float(done.stdout.split("validation loss: ")[1]) < 0.3
 
 
+TINY = (
+    "--layers",
+    2,
+    "--dim",
+    32,
+    "--heads",
+    4,
+    "--kv-heads",
+    2,
+    "--vocabulary",
+    300,
+    "--length",
+    16,
+    "--steps",
+    4,
+    "--lr",
+    0.02,
+)
+
+
+def llama(*args, ranks=None):
+    done = start("-m", "pydist.examples.llama", *TINY, *args, ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    return [float(loss) for loss in re.findall(r"step \d+: loss (\S+),", done.stdout)], done.stdout
+
+
+def test_a_llama_in_parallel():
+    expected, said = llama()
+    assert (
+        len(expected) == 4 and expected[0] > expected[-1] and "parameters: 43,936, of which rank 0 has 43,936" in said
+    )
+    for options, ranks, own in (
+        (("--tp", 2, "--sp"), 2, "22,048"), (("--tp", 2, "--sp", "--loss-parallel", "--checkpoint"), 4, "11,024"),
+        (("--dp", 2, "--ddp"), 2, "43,936"),
+    ):  # fmt: skip
+        losses, said = llama(*options, ranks=ranks)
+        assert f"of which rank 0 has {own}" in said
+        assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < 2e-3, options
+
+
+@pytest.mark.parametrize("options, text", [
+    (("--tp", 2), "--dp 1 x --cp 1 x --tp 2 is not the number of ranks, 1"), (("--data", os.devnull), "has 0 bytes"),
+    (("--dp", 1, "--heads", 3), "multiple"),
+])  # fmt: skip
+def test_the_llama_says_what_is_wrong(refusal, options, text):
+    assert text in refusal("llama", *options)
+
+
 @pytest.mark.parametrize("options, text", [
     (("--data", os.devnull), "0 characters"), (("--data", "/nowhere"), "No such file"), (("--width", 33), "multiple"),
     (("--batch-size", 0), "at least 1"),
