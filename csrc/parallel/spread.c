@@ -210,7 +210,7 @@ static pd_status call(const pd_def *def, pd_tensor *const *in, int nin, const vo
     for (; !status && n < nin; n++) {
         pd_moves *m = p->moves[n];
         if (m && in[n]) {
-            if (!site && m->n[0]) site = pd_spread_hosted.site();
+            if (!site && (m->n[0] || (m->n[1] && pd_grad_mode))) site = pd_spread_hosted.site();
             if ((status = pd_moves_once(m, in[n], site, &moved[n]))) break;
         } else if ((moved[n] = in[n]))
             pd_tensor_retain(in[n]);
