@@ -661,7 +661,7 @@ def test_what_is_refused():
             parallelize_module(Sum(), mesh, outputs)(pydist.ones(2))
         other = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
         with pytest.raises(
-            ValueError, match="weight is a DTensor over .* already, beside .*other dimensions of the same mesh"
+            ValueError, match="weight is a DTensor already, over .*, beside .*other dimensions of the same mesh"
         ):
             fully_shard(parallelize_module(nn.Linear(4, 6), grid["tp"], C()), mesh=other["dp"])
 

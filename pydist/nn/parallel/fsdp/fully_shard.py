@@ -282,7 +282,7 @@ def _check_spread(param, name, mesh):
     tp, root = param.device_mesh, mesh._root
     if root is None or tp._root is not root or set(tp._dims) & set(mesh._dims):
         raise ValueError(
-            f"{_OP}: parameter {name} is a DTensor over {tp!r} already, beside {mesh!r} (expected plain parameters, or "
+            f"{_OP}: parameter {name} is a DTensor already, over {tp!r}, beside {mesh!r} (expected plain parameters, or "
             "DTensors over other dimensions of the same mesh; shard modules below before those above them)"
         )
     if any(place.is_partial() for place in param.placements):
