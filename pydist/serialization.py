@@ -350,10 +350,10 @@ class _Names(Maker):
     def parameter(self, data, requires_grad, hooks, state=None):
         return _rebuild_parameter(data, requires_grad, hooks)
 
-    def dtensor(self, local, mesh, placements, shape, requires_grad):
+    def dtensor(self, *description):
         from pydist.distributed.tensor._files import rebuild
 
-        return rebuild(local, mesh, placements, shape, requires_grad)
+        return rebuild(*description)
 
     def from_type(self, function, kind, arguments, state):
         if function not in (self.tensor, self.tensor_v3, self.parameter):
