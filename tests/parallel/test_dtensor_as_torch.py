@@ -360,11 +360,11 @@ def test_descriptions_in_files_that_are_wrong():
 
     def work(rank):
         mesh = init_device_mesh("cpu", (2,))
-        local, key, places, shape, grad = described(distribute_tensor(numbers(4, 2), mesh, [Shard(0)]))
-        assert pydist.equal(rebuild(local, key, places, shape, grad).full_tensor(), numbers(4, 2))
+        local, key, places, shape, grad, shared = described(distribute_tensor(numbers(4, 2), mesh, [Shard(0)]))
+        assert shared == 0 and pydist.equal(rebuild(local, key, places, shape, grad).full_tensor(), numbers(4, 2))
         for bad in (
             (local, key, places, (9, 2), grad), (local, key, places, (-4, 2), grad), (local, key, places, [4, 2], grad),
-            (local, key, (("Shard", 5, 1),), shape, grad), (local, key, (("Other",),), shape, grad), (local, key, (), shape, grad),
+            (local, key, (("Shard", 5, 1),), shape, grad), (local, key, (("Other",),), shape, grad), (local, key, (), shape, grad), (local, key, places, shape, grad, 2), (local, key, places, shape, grad, "x"),
             (local, ("cpu", (0, 1), ((0, 7),), None), places, shape, grad), (local, ("disk", *key[1:]), places, shape, grad),
             (local, ("cpu", (0, 1), ((),), None), places, shape, grad), (3, key, places, shape, grad),
             (local, ("cpu", (0, 1), ((0, 1),), ("a", "b")), places, shape, grad), (local, (), places, shape, grad),
