@@ -245,7 +245,7 @@ class DTensor(_C.Tensor):
         averaged = any(place.is_partial("avg") for place in spec.placements)
         if grad_placements is None and not spec.shared and not averaged:
             return _C.local_part(self)
-        given = spec.placements if spec.shared else spec.gradient().placements
+        given = tuple(Replicate() if place.is_partial() else place for place in spec.placements)
         if grad_placements is not None:
             given = checked_placements(grad_placements, self.device_mesh, self.dim(), "to_local")
         return _C.spread_move(self, convert(spec, given, spec.placements, spec.shared, True), None)
