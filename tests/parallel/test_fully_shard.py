@@ -647,7 +647,7 @@ def test_refused_at_the_call():
             fully_shard(nn.Linear(3, 2), mesh=init_device_mesh("cpu", (1, 1, 2)))
         top = nn.Sequential(nn.Linear(2, 2))
         fully_shard(top)
-        with pytest.raises(ValueError, match="is a DTensor over .* already"):
+        with pytest.raises(ValueError, match="is a DTensor already"):
             fully_shard(top[0])
         for copied in (copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match="state_dict"):
