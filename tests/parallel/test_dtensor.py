@@ -1,8 +1,10 @@
 """DTensor: parts and wholes, redistribution with gradients, elementwise ops, random fills, norms, what is refused."""
 
 import copy
+import gc
 import itertools
 import pickle
+import weakref
 
 import pytest
 
@@ -409,6 +411,21 @@ def test_plans_do_not_grow():
 
     for before, after in run_ranks(2, work):
         assert after <= before + 2 and after <= 4096
+
+
+def test_plans_keep_no_tensors():
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        table = distribute_tensor(numbers(6, 4), mesh, [Shard(0)])
+        ids = distribute_tensor(pydist.tensor([0, 5, 3]), mesh)
+        nn.functional.embedding(ids, table).full_tensor()
+        nn.functional.dropout(table, 0.5).mean()
+        gone = weakref.ref(table), weakref.ref(ids)
+        del table, ids
+        gc.collect()
+        return [ref() is None for ref in gone]
+
+    assert run_ranks(2, work) == [[True, True]] * 2
 
 
 def test_dropout_is_that_of_one_process():
