@@ -347,27 +347,20 @@ def test_an_encoder_with_dropout(world):
 
 
 class Channels(ParallelStyle):
-    """Of a convolution: each rank has some of its output channels, or input channels."""
+    """Of a convolution or a BatchNorm: each rank has some of its output channels (dim 0), of its input channels (1), or
+    all (None)."""
 
-    def __init__(self, dim):
+    def __init__(self, dim=None):
         self.dim = dim
 
     def _apply(self, module, device_mesh):
-        for name, p in module._parameters.items():
-            place = Shard(self.dim) if p.dim() > 1 or self.dim == 0 else Replicate()
-            spread = distribute_tensor(p.detach(), device_mesh, [place], src_data_rank=self.src_data_rank)
-            module._parameters[name] = nn.Parameter(spread)
-        for name, b in module._buffers.items():
-            module._buffers[name] = distribute_tensor(b, device_mesh, [Shard(0) if b.dim() else Replicate()])
-        return module
-
-
-class Whole(Channels):
-    def _apply(self, module, device_mesh):
-        for name, p in module._parameters.items():
-            module._parameters[name] = nn.Parameter(distribute_tensor(p.detach(), device_mesh))
-        for name, b in module._buffers.items():
-            module._buffers[name] = distribute_tensor(b, device_mesh)
+        for register in (module._parameters, module._buffers):
+            for name, t in register.items():
+                cut = self.dim is not None and t.dim() > self.dim
+                spread = distribute_tensor(
+                    t.detach(), device_mesh, [Shard(self.dim) if cut else Replicate()], src_data_rank=self.src_data_rank
+                )
+                register[name] = nn.Parameter(spread) if register is module._parameters else spread
         return module
 
 
@@ -398,8 +391,8 @@ def conv_steps(model, spread=None):
 def test_a_conv_net_by_a_style_of_ones_own(world, batch):
     def work(rank):
         model, mesh = conv_net(), init_device_mesh("cpu", (world,))
-        whole_ones = {"[013]": Whole(0), "7": Whole(0)}
-        by_channel = {"0": Channels(0), "1": Channels(0), "3": Channels(1), "7": Whole(0)}
+        whole_ones = {"[0137]": Channels()}
+        by_channel = {"[01]": Channels(0), "3": Channels(1), "7": Channels()}
         parallelize_module(model, mesh, whole_ones if batch else by_channel)
         place = Shard(0) if batch else Replicate()
         return conv_steps(model, lambda t: distribute_tensor(t, mesh, [place]))
@@ -456,7 +449,7 @@ def test_a_block_reduces_twice_each_way(prepared):
 
 
 def test_a_block_of_sequence_parallel_gathers_and_scatters_twice_each_way():
-    """The two norms' weights share one all_reduce at the end of backward."""
+    """The weights of the norms add one all_reduce at the end of backward."""
     for there, back in run_ranks(2, block_messages, True, True):
         assert there == {"all_gather": 2, "reduce_scatter": 2}
         assert back == {"all_gather": 2, "reduce_scatter": 2, "all_reduce": 1}

@@ -247,6 +247,7 @@ def test_a_llama_in_parallel():
     for options, ranks, own in (
         (("--tp", 2, "--sp"), 2, "22,048"), (("--tp", 2, "--sp", "--loss-parallel", "--checkpoint"), 4, "11,024"),
         (("--dp", 2, "--ddp"), 2, "43,936"),
+        (("--cp", 2, "--tp", 2, "--sp"), 4, "11,024"),
     ):  # fmt: skip
         losses, said = llama(*options, ranks=ranks)
         assert f"of which rank 0 has {own}" in said
