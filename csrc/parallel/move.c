@@ -390,7 +390,8 @@ pd_status pd_moves_once(pd_moves *m, pd_tensor *t, uint64_t site, pd_tensor **ou
         pd_tensor_retain(*out = t);
         return PD_OK;
     }
-    const bool leaf = recorded && !(t->meta && t->meta->grad_fn); /* what is made of it leads back to it: a circle */
+    /* What is made of a parameter leads back to it, which would be a circle; and a whole would live as long as it. */
+    const bool leaf = t->requires_grad && !(t->meta && t->meta->grad_fn);
     if ((*out = pd_tensor_derived(t, m, recorded))) return PD_OK;
     PD_TRY(pd_moves_run(m, false, t, false, site, out));
     if (leaf || !t->spread) return PD_OK; /* a spread keeps its moves, so m's address stays that of m */
