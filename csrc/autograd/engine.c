@@ -15,8 +15,11 @@
 static _Thread_local pd_run *current;
 static atomic_uint_fast64_t next_id = 1;
 
+/* Whether the run leaves leaves out. */
+static bool only_some(const pd_run *r) { return r->b->inputs && !r->b->split; }
+
 uint64_t pd_engine_current(bool *some) {
-    *some = current && current->b->inputs;
+    *some = current && only_some(current);
     return current ? current->id : 0;
 }
 
@@ -74,7 +77,7 @@ pd_status pd_run_add(pd_run *r, entry *e, int index, pd_tensor *g) {
 
 /* Whether only a cast sees the gradient of e's tensor. It may then have the dtype of the cast's input. */
 static bool is_passed(const pd_run *r, const pd_edge *e) {
-    return pd_autocast_is_cast(e->fn) && !e->fn->hooks && !r->b->inputs && !r->b->create_graph;
+    return pd_autocast_is_cast(e->fn) && !e->fn->hooks && !only_some(r) && !r->b->create_graph;
 }
 
 /* Undoes broadcasting and promotion: *g, which is [new], is replaced by one of the input's shape and dtype. */
@@ -117,7 +120,7 @@ static pd_status arrive(pd_run *r, const pd_edge *edge) {
 pd_tensor *pd_vjp_destination(const pd_vjp *v, int i) {
     const pd_edge *e = &v->node->edges[i];
     const pd_run *r = v->run;
-    if (!r || v->status || r->b->inputs || r->b->fed || v->create_graph) return NULL;
+    if (!r || v->status || only_some(r) || r->b->fed || v->create_graph || !pd_vjp_needs(v, i)) return NULL;
     if (is_passed(r, e)) { /* made in the leaf's dtype, it is the leaf's gradient */
         if (pd_run_find(r, e->fn)->one) return NULL;
         e = &e->fn->edges[0];
@@ -133,7 +136,7 @@ pd_tensor *pd_vjp_destination(const pd_vjp *v, int i) {
 pd_tensor *pd_vjp_sum(pd_vjp *v, int i) {
     const pd_edge *e = &v->node->edges[i];
     const pd_run *r = v->run;
-    if (!r || r->b->fed || v->status || v->create_graph || !(e->fn || e->leaf)) return NULL;
+    if (!r || r->b->fed || v->status || v->create_graph || !pd_vjp_needs(v, i)) return NULL;
     entry *to = pd_run_target(r, e);
     pd_tensor **slot = to && to->needed ? pd_run_grads(to) : NULL;
     if (slot && !e->leaf) slot += e->index;
@@ -152,7 +155,7 @@ bool pd_vjp_may_widen(const pd_vjp *v, int i) {
 }
 
 /* Calls the node's own function with the gradients that have come. */
-static pd_status call_node(pd_run *r, entry *e, pd_tensor **g, pd_tensor **gin) {
+static pd_status call_node(pd_run *r, entry *e, pd_tensor **g, const pd_run_share *share, pd_tensor **gin) {
     pd_node *n = e->node;
     if (n->nsaved && !pd_node_hold(n))
         return pd_fail(PD_E_RUNTIME,
@@ -160,7 +163,8 @@ static pd_status call_node(pd_run *r, entry *e, pd_tensor **g, pd_tensor **gin) 
                        "%s (expected retain_graph=True there)",
                        pd_node_name(n));
     pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph,
-                .last = !r->b->retain_graph && !r->b->create_graph, .g = g, .gin = gin, .run = r};
+                .last = !r->b->retain_graph && !r->b->create_graph && share->last, .g = g, .gin = gin,
+                .skip = share->hide, .run = r};
     bool finite = pd_nan_armed;
     for (int i = 0; i < n->nout && finite; i++) finite = pd_nan_finite(g[i]);
     pd_timespan span = pd_timespan_begin();
@@ -184,38 +188,33 @@ static pd_status call_node(pd_run *r, entry *e, pd_tensor **g, pd_tensor **gin) 
     return v.status;
 }
 
-static pd_status run_node(pd_run *r, uint32_t index) {
-    entry *e = &r->entries[index];
+/* All gradients of a node have come: calls its hooks, and fills `out` for inputs of the caller. *any: there is one. */
+static pd_status take_gradients(pd_run *r, entry *e, bool *any) {
     pd_node *n = e->node;
     if (r->b->fed) PD_TRY(pd_run_settle(r, e));
     PD_TRY(pd_run_end_parts(&e->parts, NULL));
-    pd_tensor *few[8] = {0}, **gin = few, **g = pd_run_grads(e);
-    bool any = false;
+    pd_tensor **g = pd_run_grads(e);
     for (int i = 0; e->needed && g && i < n->nout; i++) {
         if (!g[i]) continue;
         PD_TRY(pd_call_grad_hooks(n->hooks, i, &g[i]));
-        any = true;
+        *any = true;
     }
     for (int k = e->first_capture; g && k >= 0; k = r->captures[k].next) {
         int i = r->captures[k].index;
         if (g[i]) pd_tensor_retain(r->b->out[k] = g[i]);
     }
-    if (n->nin > 8) PD_TRY(pd_calloc((size_t)n->nin * sizeof *gin, "backward", &gin));
-    if (!any && n->kind->always) {
-        pd_tensor **none;
-        PD_TRY(pd_run_slot(e, 0, &none));
-        g = pd_run_grads(e);
-        any = true;
-    }
-    pd_status status = any ? call_node(r, e, g, gin) : PD_OK;
-    /* Free gradients that have been used before new ones are made. */
-    for (int i = 0; g && i < n->nout; i++) {
-        pd_tensor_release(g[i]);
-        g[i] = NULL;
-    }
-    if (!r->b->retain_graph && !r->b->create_graph) pd_node_free_saved(n);
+    if (*any || !n->kind->always) return PD_OK;
+    pd_tensor **none;
+    *any = true;
+    return pd_run_slot(e, 0, &none);
+}
+
+/* Gives each gradient in gin, which are taken over, to where its edge leads. */
+static pd_status give(pd_run *r, const pd_node *n, const pd_run_share *share, pd_tensor **gin) {
+    pd_status status = PD_OK;
     for (int i = 0; i < n->nin; i++) {
         const pd_edge *edge = &n->edges[i];
+        if (pd_run_skips(share, i)) continue;
         if (gin[i] && !status) status = fit(r, n, i, &gin[i]);
         if (gin[i] && !status) {
             entry *to = pd_run_target(r, edge);
@@ -224,10 +223,40 @@ static pd_status run_node(pd_run *r, uint32_t index) {
                 status = r->b->fed ? pd_run_keep(r, to, n->seq, i, index, gin[i]) : pd_run_add(r, to, index, gin[i]);
         }
         pd_tensor_release(gin[i]); /* now only the receiver has it, and may keep its memory */
+        gin[i] = NULL;
     }
+    return status;
+}
+
+static void free_gradients(entry *e) {
+    pd_tensor **g = pd_run_grads(e);
+    for (int i = 0; g && i < e->node->nout; i++) {
+        pd_tensor_release(g[i]);
+        g[i] = NULL;
+    }
+}
+
+static pd_status run_node(pd_run *r, uint32_t index) {
+    entry *e = &r->entries[index];
+    pd_node *n = e->node;
+    pd_tensor *few[8] = {0}, **gin = few;
+    bool any = false;
+    pd_run_share share = pd_run_share_of(r, e);
+    if (!e->seen) PD_TRY(take_gradients(r, e, &any));
+    for (int i = 0; e->seen && pd_run_grads(e) && i < n->nout; i++) any |= pd_run_grads(e)[i] || n->kind->always;
+    if (e->kept) gin = e->kept;
+    else if (n->nin > 8) PD_TRY(pd_calloc((size_t)n->nin * sizeof *gin, "backward", &gin));
+    e->kept = NULL;
+    pd_status status = any && share.calls ? call_node(r, e, pd_run_grads(e), &share, gin) : PD_OK;
+    /* Free gradients that have been used before new ones are made. */
+    if (share.last) free_gradients(e);
+    if (share.last && !r->b->retain_graph && !r->b->create_graph) pd_node_free_saved(n);
+    PD_THEN(give(r, n, &share, gin));
+    if (share.defer) PD_THEN(pd_run_defer(r, e, &share, gin));
+    for (int i = 0; i < n->nin; i++) pd_tensor_release(gin[i]);
     if (gin != few) pd_free(gin);
     for (int i = 0; i < n->nin && !status; i++)
-        if (n->edges[i].fn || n->edges[i].leaf) status = arrive(r, &n->edges[i]);
+        if ((n->edges[i].fn || n->edges[i].leaf) && !pd_run_skips(&share, i)) status = arrive(r, &n->edges[i]);
     return status;
 }
 
@@ -330,9 +359,11 @@ static void release_all(pd_run *r) {
     for (size_t i = 0; i < r->count; i++) {
         entry *e = &r->entries[i];
         for (int k = 0; e->many && k < e->node->nout; k++) pd_tensor_release(e->many[k]);
+        for (int k = 0; e->kept && k < e->node->nin; k++) pd_tensor_release(e->kept[k]);
         pd_tensor_release(e->one);
         pd_tensor_release(e->parts.sums);
         pd_free(e->many);
+        pd_free(e->kept);
         pd_node_release(e->node);
         pd_tensor_release(e->leaf);
     }
@@ -347,6 +378,7 @@ static void release_all(pd_run *r) {
     pd_free(r->slots);
     pd_free(r->heap);
     pd_free(r->captures);
+    pd_free(r->deferred);
     pd_free(r->at_end);
 }
 
@@ -411,7 +443,9 @@ pd_status pd_run_turn(pd_run *r) {
     return status;
 }
 
-bool pd_run_is_done(const pd_run *r) { return r->started && !r->nheap && !r->missing; }
+bool pd_run_is_done(const pd_run *r) {
+    return r->started && !r->nheap && !r->missing && r->second == r->b->split;
+}
 
 static pd_status not_done(const pd_run *r) {
     for (size_t i = 0; i < r->count; i++)

@@ -9,6 +9,9 @@
    pd_engine_run is a whole backward: open, turn, close. A run that is `fed` also gets gradients from outside, such as
    another process or another stage of a pipeline. Between its turns it sleeps, with no thread in it:
      open -> discover each node that will be fed -> turn, feed, turn, feed ... until pd_run_is_done -> close
+   A run that is `split` has two turns (deferred.c): the first one makes the gradients of `inputs` and nothing else, the
+   second one those of all other leaves:
+     open -> turn -> ... -> pd_run_second -> turn -> close
    Any thread may make the next turn, one at a time; other runs may turn meanwhile, even through the same graph. A fed
    run keeps the gradients that arrive at a node by edge. Once all are there it adds them in the order of edges, those
    of the latest node first. So the bits do not depend on when a gradient was fed. */
@@ -28,6 +31,7 @@ typedef struct pd_backward {
     bool accumulate;          /* with inputs, which are leaves: accumulate into these instead */
     pd_tensor **out;          /* [new] for each input; NULL: not reached */
     bool fed;                 /* pd_run_discover and pd_run_feed will be called; not with create_graph */
+    bool split;               /* with inputs, not accumulate, fed or create_graph: two turns */
     /* NULL, or a function that gets each leaf's final gradient in the place of its .grad, in memory that nobody else
        holds. It is not called for leaves with an owner (destination.h). The leaf's gradient hooks have run before; the
        hooks after .grad do not run. */
@@ -65,6 +69,9 @@ typedef struct pd_run {
     struct pd_run *outer; /* during a turn: the run of this thread around it */
     uint64_t id;
     double work;
+    uint32_t *deferred;   /* of a split run: nodes that the second turn visits, in the order of the first */
+    size_t ndeferred, cap_deferred;
+    bool second;
     bool started, ended, failed;
     atomic_bool busy;     /* a thread is in it */
 } pd_run;
@@ -82,10 +89,12 @@ pd_status pd_run_discover(pd_run *r, pd_node *node);
 pd_status pd_run_feed(pd_run *r, pd_node *node, int index, pd_tensor *g);
 /* Runs all nodes that are ready, and those that become ready. */
 pd_status pd_run_turn(pd_run *r);
+/* Makes the next turn of a split run its second one. PD_E_RUNTIME: its first turn has not been made. */
+pd_status pd_run_second(pd_run *r);
 /* [borrowed from r] number i, below r->count, of what the run reaches, in the order in which it was found: a node, or
    NULL and a leaf. */
 pd_node *pd_run_reached(const pd_run *r, size_t i, pd_tensor **leaf);
-/* Whether a turn was made, all gradients were fed, and no node is ready. */
+/* Whether a turn was made (of a split run: both), all gradients were fed, and no node is ready. */
 bool pd_run_is_done(const pd_run *r);
 /* Ends the run in every case and frees what it kept. No thread may be in it. status: the failure so far, which is
    returned. With PD_OK the run has to be done (else PD_E_RUNTIME names a node that waits), and the functions given to

@@ -1,6 +1,6 @@
 /* The inside of a run: engine.c (nodes and turns), reach.c (what a run reaches, which node is next), feed.c (gradients
-   from outside), parts.c (gradients of slices), ahead.c (what a gradient will be used for), leaf.c (what happens
-   where a gradient ends). */
+   from outside), deferred.c (two turns), parts.c (gradients of slices), ahead.c (what a gradient will be used for),
+   leaf.c (what happens where a gradient ends). */
 #ifndef PD_AUTOGRAD_ENGINE_IMPL_H
 #define PD_AUTOGRAD_ENGINE_IMPL_H
 
@@ -24,11 +24,14 @@ typedef struct pd_run_entry {
     pd_tensor *leaf;      /* [strong] */
     int64_t waiting;      /* edges and gradients from outside that have not come yet */
     bool needed;          /* leads to an input or leaf whose gradient is wanted */
+    bool early;           /* in a split run: leads to one of the inputs */
+    bool seen, whole;     /* in a split run: the first turn has put the node off to the second; and has called it */
     bool expanded;
     bool is_root;
     int first_capture;    /* first of a chain of wanted inputs that are this node's outputs; -1: none */
     pd_tensor *one;       /* the gradient, if the node has one output */
     pd_tensor **many;     /* for several outputs an array; NULL until the first arrives */
+    pd_tensor **kept;     /* in a split run: gradients for the second turn, by edge, of a node that runs once */
     parts parts;          /* of one of them */
 } entry;
 
@@ -87,6 +90,22 @@ pd_status pd_run_add(pd_run *r, entry *e, int index, pd_tensor *g);
 /* From enter to leave this thread is alone in the run. PD_E_RUNTIME: another thread is in it. */
 pd_status pd_run_enter(pd_run *r);
 static inline void pd_run_leave(pd_run *r) { atomic_store_explicit(&r->busy, false, memory_order_release); }
+
+/* ---- deferred.c */
+
+/* What a turn does with a node. */
+typedef struct pd_run_share {
+    uint64_t skip;   /* bits of edges that are the other turn's */
+    uint64_t hide;   /* bits of edges whose gradients the node's function must not make */
+    bool skips_rest; /* edges from the 64th on are the other turn's */
+    bool calls;      /* the node's function is called in this turn */
+    bool last;       /* it is not called in a later one */
+    bool defer;      /* the other turn visits the node, too */
+} pd_run_share;
+pd_run_share pd_run_share_of(const pd_run *r, const entry *e);
+static inline bool pd_run_skips(const pd_run_share *s, int i) { return i < 64 ? s->skip >> i & 1 : s->skips_rest; }
+/* Puts the node off to the second turn. It takes over the gradients in gin that belong to that turn. */
+pd_status pd_run_defer(pd_run *r, entry *e, const pd_run_share *s, pd_tensor **gin);
 
 /* ---- parts.c
 

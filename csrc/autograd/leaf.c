@@ -210,7 +210,7 @@ pd_status pd_run_finish_leaf(pd_run *r, entry *e) {
     if (b->inputs) {
         for (int k = e->first_capture; k >= 0; k = r->captures[k].next)
             if (!b->accumulate) pd_tensor_retain(b->out[k] = e->one);
-        if (!b->accumulate || e->first_capture < 0) return PD_OK;
+        if (b->split ? e->first_capture >= 0 : !b->accumulate || e->first_capture < 0) return PD_OK;
     }
     if (b->sink && !(leaf->meta && leaf->meta->destination.owner)) return call_sink(b, leaf, e->one);
     PD_TRY(pd_leaf_accumulate(leaf, e->one, b->create_graph));

@@ -17,7 +17,8 @@ pd_status pd_run_find_or_add(pd_run *r, pd_node *node, pd_tensor *leaf, uint32_t
         *index = (uint32_t)(e - r->entries);
         return PD_OK;
     }
-    if (leaf && (!r->b->inputs || r->b->accumulate)) { /* made under the host's lock, which runs of one leaf share */
+    bool written = !r->b->inputs || r->b->accumulate || r->b->split;
+    if (leaf && written) { /* made under the host's lock, which runs of one leaf share */
         pd_meta *m = NULL;
         PD_TRY(pd_meta_get(leaf, &m));
     }
@@ -59,13 +60,19 @@ static pd_status has_run(const entry *e) {
                    e->node ? pd_node_name(e->node) : "a leaf");
 }
 
-/* Walks depth first with a stack of its own. `needed` of a node is known once it is known for all that it leads to. */
+/* Walks depth first with a stack of its own. `needed` and `early` of a node are known once they are known for all that
+   it leads to. */
 typedef struct frame { uint32_t index; int edge; } frame;
+
+static void lead(entry *from, const entry *to) {
+    from->needed |= to->needed;
+    from->early |= to->early;
+}
 
 pd_status pd_run_reach(pd_run *r, uint32_t root) {
     frame *stack = NULL;
     size_t depth = 0, cap = 0;
-    bool all = !r->b->inputs;
+    bool all = !r->b->inputs || r->b->split;
     pd_status status = pd_grow(&stack, &cap, 1, sizeof *stack, "backward");
     if (status) return status;
     r->entries[root].expanded = true;
@@ -76,9 +83,10 @@ pd_status pd_run_reach(pd_run *r, uint32_t root) {
         if (!n || f->edge == n->nin) {
             entry *e = &r->entries[f->index];
             e->needed |= all || e->first_capture >= 0;
+            e->early |= e->first_capture >= 0;
             if (n) r->work += n->work;
             depth--;
-            if (depth && e->needed) r->entries[stack[depth - 1].index].needed = true;
+            if (depth) lead(&r->entries[stack[depth - 1].index], e);
             continue;
         }
         const pd_edge *edge = &n->edges[f->edge++];
@@ -91,7 +99,7 @@ pd_status pd_run_reach(pd_run *r, uint32_t root) {
         }
         r->entries[child].waiting++;
         if (r->entries[child].expanded) {
-            if (r->entries[child].needed) r->entries[stack[depth - 1].index].needed = true;
+            lead(&r->entries[stack[depth - 1].index], &r->entries[child]);
             continue;
         }
         r->entries[child].expanded = true;

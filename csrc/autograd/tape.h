@@ -226,6 +226,7 @@ typedef struct pd_vjp {
     const void *attrs;
     pd_tensor **g;    /* [borrowed] gradients of the outputs; NULL: zero (a single output always has one) */
     pd_tensor **gin;  /* [new] set by pd_vjp_set */
+    uint64_t skip;    /* bits of inputs, of the first 64, whose gradients another turn makes */
     void *run;        /* the engine's */
     bool create_graph;
     bool last;        /* the node's saved tensors are freed after this call */
@@ -236,7 +237,7 @@ typedef struct pd_vjp {
 } pd_vjp;
 
 static inline bool pd_vjp_needs(const pd_vjp *v, int i) {
-    return v->node->edges[i].fn || v->node->edges[i].leaf;
+    return (v->node->edges[i].fn || v->node->edges[i].leaf) && !(i < 64 && (v->skip >> i & 1));
 }
 /* [borrowed from v] saved input or output i, after a check of its version. NULL if v has failed or it was not given. */
 pd_tensor *pd_vjp_in(pd_vjp *v, int i);

@@ -12,7 +12,7 @@ typedef struct held {
     pd_run run;
     pd_backward b;
     PyObject *tensors, *grads, *sink; /* [strong] */
-    pd_tensor **roots, **root_grads;
+    pd_tensor **roots, **root_grads, **inputs, **out; /* out: of a split run, each [strong] */
     size_t shown; /* nodes of the run that run_reached has seen */
     bool open;
 } held;
@@ -37,6 +37,9 @@ static pd_status end(held *h, pd_status status) {
 
 static void free_held(held *h) {
     end(h, PD_E_RUNTIME);
+    for (int i = 0; h->out && i < h->b.ninputs; i++) pd_tensor_release(h->out[i]);
+    pd_free(h->out);
+    pd_free(h->inputs);
     pd_free(h->roots);
     pd_free(h->root_grads);
     Py_XDECREF(h->tensors);
@@ -78,11 +81,59 @@ static PyObject *run_open(PyObject *module, PyObject *args, PyObject *kwargs) {
     return capsule;
 }
 
+static PyObject *split_backward(PyObject *module, PyObject *args) {
+    PyObject *tensors, *grads, *inputs, *seq = NULL;
+    Py_ssize_t n, ngrads, nin = 0;
+    held *h;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO:_split_backward", &tensors, &grads, &inputs)) return NULL;
+    if (pd_is_recording()) pd_record_refuse("it splits a backward");
+    PD_PY_TRY(pd_calloc(sizeof *h, "run", &h));
+    if (!pd_py_tensors(tensors, "backward", "tensors", &h->tensors, &h->roots, &n) ||
+        !pd_py_tensors(grads, "backward", "grads", &h->grads, &h->root_grads, &ngrads) ||
+        !pd_py_tensors(inputs, "backward", "inputs", &h->sink, &h->inputs, &nin)) {
+        free_held(h);
+        return NULL;
+    }
+    h->b = (pd_backward){.roots = h->roots, .grads = h->root_grads, .nroots = (int)n, .inputs = h->inputs,
+                         .ninputs = (int)nin, .split = true};
+    pd_status status = pd_calloc(sizeof *h->out * (size_t)(nin + 1), "run", &h->out);
+    h->b.out = h->out;
+    if (!status && n != ngrads)
+        status =
+            pd_fail(PD_E_VALUE, "backward: got %zd tensors and %zd gradients (expected one gradient for each tensor)",
+                    n, ngrads);
+    PD_THEN(pd_run_open(&h->run, &h->b));
+    h->open = !status;
+    PD_THEN(pd_run_turn(&h->run));
+    PyObject *capsule = status ? pd_py_raise(status) : PyCapsule_New(h, NAME, drop);
+    if (!capsule) {
+        free_held(h);
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; (seq || (seq = PyTuple_New(nin))) && i < nin; i++) {
+        PyTuple_SET_ITEM(seq, i, h->out[i] ? pd_py_wrap(h->out[i]) : Py_NewRef(Py_None));
+        pd_tensor_release(h->out[i]);
+        h->out[i] = NULL;
+    }
+    return Py_BuildValue("NN", capsule, seq);
+}
+
 static held *open_run(PyObject *capsule) {
     held *h = PyCapsule_GetPointer(capsule, NAME);
     if (!h || h->open) return h;
     PyErr_SetString(PyExc_RuntimeError, "run: the run is closed (expected an open run)");
     return NULL;
+}
+
+static PyObject *split_finish(PyObject *module, PyObject *capsule) {
+    held *h = open_run(capsule);
+    (void)module;
+    if (!h) return NULL;
+    pd_status status = pd_run_second(&h->run);
+    PD_THEN(pd_run_turn(&h->run));
+    if ((status = end(h, status))) return pd_py_raise(status);
+    Py_RETURN_NONE;
 }
 
 /* [borrowed] a send node, of which *index stays as it is, or the node that made a tensor; *index: which output it
@@ -296,6 +347,12 @@ static PyMethodDef functions[] = {
      "_run_owned(run) -> list: the leaves of the run whose gradients an owner gets in the place of the sink."},
     {"_grad_owner", grad_owner, METH_O,
      "_grad_owner(tensor) -> str or None: who looks after a leaf's .grad, such as DistributedDataParallel."},
+    {"_split_backward", split_backward, METH_VARARGS,
+     "_split_backward(tensors, grads, inputs) -> (run, gradients): the first half of backward, which makes the "
+     "gradients "
+     "of inputs (None: not reached) and no others."},
+    {"_split_finish", split_finish, METH_O,
+     "_split_finish(run): the second half of backward, which accumulates the gradients of all other leaves."},
     {"_run_open", (PyCFunction)(void (*)(void))run_open, METH_VARARGS | METH_KEYWORDS,
      "_run_open(tensors, grads, sink=None, retain_graph=False, fed=True) -> run: starts a backward that goes on in "
      "turns; sink(leaf, grad) is called in the place of adding to .grad."},

@@ -50,8 +50,8 @@ class Simulation:
 
         >>> from pydist.distributed.pipelining import simulate, tables
         >>> print(simulate(tables.one_f_one_b(2, 2)).gantt())
-        rank 0 |F0 F1 ...B0    B1    |
-        rank 1 |...F0 B0    F1 B1    ...|
+        rank 0 |F0 F1 ......B0    ...B1    |
+        rank 1 |...F0 B0    F1 B1    ......|
         """
         shown = [[(_label(action, self._looped), begin - self._first, end - self._first) for action, begin, end in row]
                  for row in self.spans]  # fmt: skip
