@@ -9,8 +9,8 @@
    pd_engine_run is a whole backward: open, turn, close. A run that is `fed` also gets gradients from outside, such as
    another process or another stage of a pipeline. Between its turns it sleeps, with no thread in it:
      open -> discover each node that will be fed -> turn, feed, turn, feed ... until pd_run_is_done -> close
-   A run that is `split` has two turns (deferred.c): the first one makes the gradients of `inputs` and nothing else, the
-   second one those of all other leaves:
+   A run that is `split` has two turns (deferred.c): the first one makes the gradients of `inputs` and what leads to
+   them, the second one those of all other leaves:
      open -> turn -> ... -> pd_run_second -> turn -> close
    Any thread may make the next turn, one at a time; other runs may turn meanwhile, even through the same graph. A fed
    run keeps the gradients that arrive at a node by edge. Once all are there it adds them in the order of edges, those

@@ -24,7 +24,7 @@ typedef struct pd_run_entry {
     pd_tensor *leaf;      /* [strong] */
     int64_t waiting;      /* edges and gradients from outside that have not come yet */
     bool needed;          /* leads to an input or leaf whose gradient is wanted */
-    bool early;           /* in a split run: leads to one of the inputs */
+    bool early;           /* in a split run: leads to one of the inputs; or is a node, if there are no inputs */
     bool seen, whole;     /* in a split run: the first turn has put the node off to the second; and has called it */
     bool expanded;
     bool is_root;

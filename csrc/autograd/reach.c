@@ -83,7 +83,7 @@ pd_status pd_run_reach(pd_run *r, uint32_t root) {
         if (!n || f->edge == n->nin) {
             entry *e = &r->entries[f->index];
             e->needed |= all || e->first_capture >= 0;
-            e->early |= e->first_capture >= 0;
+            e->early |= e->first_capture >= 0 || (e->node && !r->b->ninputs);
             if (n) r->work += n->work;
             depth--;
             if (depth) lead(&r->entries[stack[depth - 1].index], e);

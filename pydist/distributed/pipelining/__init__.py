@@ -1,9 +1,35 @@
 """Pipeline parallelism: a model in stages, microbatches that go through them, and schedules that say who does what when.
 
-PyTorch's names (torch.distributed.pipelining). Ours besides: `simulate`, `tables`, and `timeline` of a schedule.
+PyTorch's names (torch.distributed.pipelining). Ours besides: `simulate`, `tables`, `StageFailed`, and `timeline` of a
+schedule.
 """
 
-from pydist.distributed.pipelining import tables
+from pydist.distributed.pipelining import microbatch, tables
+from pydist.distributed.pipelining._messages import StageFailed
+from pydist.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
 from pydist.distributed.pipelining.simulation import Simulation, simulate
+from pydist.distributed.pipelining.stage import PipelineStage
 
-__all__ = ["Simulation", "simulate", "tables"]
+__all__ = [
+    "PipelineStage",
+    "Schedule1F1B",
+    "ScheduleDualPipeV",
+    "ScheduleGPipe",
+    "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble",
+    "ScheduleLoopedBFS",
+    "ScheduleZBVZeroBubble",
+    "Simulation",
+    "StageFailed",
+    "microbatch",
+    "simulate",
+    "tables",
+]
