@@ -1,6 +1,7 @@
 """How long a table takes, and who waits, if actions take given times. Whole numbers stay whole."""
 
 from collections import defaultdict
+from numbers import Real
 
 from pydist.distributed.pipelining._actions import BACKWARD, COMPUTE, K
 from pydist.distributed.pipelining.tables import check, flat, walk
@@ -91,7 +92,7 @@ def _cost(name, given):
         return given.__getitem__
     if isinstance(given, (list, tuple)):
         return lambda stage: given[stage]
-    if not isinstance(given, bool) and hasattr(given, "__lt__") and not given < 0:
+    if isinstance(given, Real) and not isinstance(given, bool) and given >= 0:
         return lambda stage: given
     raise ValueError(f"simulate: {name} is {given!r} (expected a time of 0 or more, or one for each stage)")
 
