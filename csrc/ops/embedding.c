@@ -160,7 +160,7 @@ const pd_op pd_op_embedding_part = {
     .doc =
         "embedding where weight has only some rows of a table of so many `rows`, from `first` on: zeros at indices of "
         "other rows. The sum over all parts of a table is the embedding.",
-    .flags = PD_NN,
+    .flags = PD_FUNC,
     .attrs = sizeof(part_attrs),
     .compose = part_compose,
 };
