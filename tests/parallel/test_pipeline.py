@@ -11,6 +11,8 @@ import pydist
 from pydist import distributed as dist
 from pydist import nn, optim
 from pydist.distributed import pipelining
+from pydist.distributed.device_mesh import init_device_mesh
+from pydist.distributed.fsdp import fully_shard
 from pydist.distributed.pipelining import PipelineStage, simulate
 from pydist.distributed.pipelining.microbatch import TensorChunkSpec, merge_chunks, split_args_kwargs_into_chunks
 from pydist.distributed.pipelining.schedules import _PipelineScheduleRuntime, get_schedule_class
@@ -623,3 +625,77 @@ def test_memory_is_that_of_the_live_microbatches():
         live, grown = most(name)
         assert live == count
         assert (count - 1) * one * 0.95 <= grown <= count * one * 1.35 + 6 * one / 8, (name, grown / one)
+
+
+# ---- data parallel on stages
+
+
+def hybrid(rank, name, wrap, m):
+    """2 x 2 (dp, pp): this rank's stages, and their gradients, whole."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    group, dp = mesh.get_group("pp"), mesh["dp"]
+    layers = made(4, dtype=pydist.float64)
+    if wrap == "fully_shard":
+        layers = [fully_shard(layer, mesh=dp) for layer in layers]
+    stages, parts = placed(name, group.rank, 2, layers, group=group)
+    if wrap == "ddp":
+        for stage in stages:
+            stage.submod = nn.parallel.DistributedDataParallel(stage.submod, process_group=dp.get_group())
+    own = [q for s in sorted(parts) for layer in parts[s] for q in layer.parameters()]
+    optimizer, schedule = optim.AdamW(own, lr=1e-2), scheduled(name, stages, m)
+    x, y = (t[dp.get_local_rank() :: 2] for t in batch(8 * m, dtype=pydist.float64))
+    for n in range(4):
+        optimizer.zero_grad()
+        step(schedule, x, y)
+        if n < 3:
+            optimizer.step()
+    whole = [q.grad.full_tensor() if wrap == "fully_shard" else q.grad for q in own]
+    return sorted(parts), whole
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "fully_shard"])
+@pytest.mark.parametrize("name", ["1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
+def test_data_parallel_stages(name, wrap):
+    """Gradients after 4 steps within 1e-12 of one process; the same on both replicas."""
+    m = 4
+    found = run_ranks(4, hybrid, name, wrap, m)
+    model = nn.Sequential(*made(4, dtype=pydist.float64))
+    optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+    x, y = batch(8 * m, dtype=pydist.float64)
+    for n in range(4):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        if n < 3:
+            optimizer.step()
+    want = {id(q): q.grad for q in model.parameters()}
+    for rank, (stages, grads) in enumerate(found):
+        per = 2 if name == "1F1B" else 1
+        own = [q for s in stages for layer in list(model)[s * per : (s + 1) * per] for q in layer.parameters()]
+        assert sha(grads) == sha(found[(rank + 2) % 4][1])
+        assert len(grads) == len(own)
+        for grad, q in zip(grads, own, strict=True):
+            assert (grad - want[id(q)]).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["1F1B", "ZBVZeroBubble"])
+def test_gradients_are_reduced_once(name):
+    """As many collectives over dp with 8 microbatches as with 2."""
+
+    def work(rank, m):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+        group, dp = mesh.get_group("pp"), mesh["dp"]
+        stages, _ = placed(name, group.rank, 2, made(4), group=group)
+        for stage in stages:
+            stage.submod = nn.parallel.DistributedDataParallel(stage.submod, process_group=dp.get_group())
+        schedule, (x, y) = scheduled(name, stages, m), batch(8)
+        step(schedule, x, y)
+        before = costs(dp.get_group())
+        step(schedule, x, y)
+        return [b - a for a, b in zip(before, costs(dp.get_group()), strict=True)]
+
+    def costs(group):
+        """Steps of collectives, bytes written and read."""
+        return [group.counted["steps"], *group.counted["memory"], *group.counted["messages"]]
+
+    few, many = run_ranks(4, work, 2), run_ranks(4, work, 8)
+    assert few == many and all(max(counts) > 0 for counts in few)

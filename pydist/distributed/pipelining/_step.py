@@ -12,6 +12,7 @@ from pydist.distributed.pipelining._actions import COMPUTE, K
 from pydist.distributed.pipelining._messages import Messages, StageFailed
 from pydist.utils._pytree import tree_map
 
+_LAST = (K.FULL_BACKWARD, K.BACKWARD_WEIGHT)  # after which a microbatch has given its gradients
 _AHEAD = 2  # receives that are posted before they are due
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _WORDS = {K.FORWARD: "forward", K.FULL_BACKWARD: "backward", K.BACKWARD_INPUT: "backward of inputs",
@@ -51,7 +52,9 @@ class Step:
     def run(self):
         """Does the row. What one rank raises ends all ranks."""
         receives = [(n, action) for n, action in enumerate(self.row) if action.computation_type in (K.RECV_F, K.RECV_B)]
+        last = {action.stage_index: n for n, action in enumerate(self.row) if action.computation_type in _LAST}
         ahead, state, self._started = 0, self._draw(), True
+        undo = [stage.keep_gradients() for stage in self.stages.values() if last]
         try:
             for n, action in enumerate(self.row):
                 while ahead < len(receives) and ahead - _AHEAD < self._past(receives, n):
@@ -59,6 +62,8 @@ class Step:
                     ahead += 1
                 begin = time.perf_counter()
                 try:
+                    if last.get(action.stage_index) == n:
+                        self.stages[action.stage_index].reduce_gradients_next()
                     _DO[action.computation_type](self, action.stage_index, action.microbatch_index)
                 except Exception as error:
                     self.fail(error, n)
@@ -70,6 +75,8 @@ class Step:
             self.messages.close()
             for stage in self.stages.values():
                 stage.clear_runtime_states()
+            for put_back in undo:
+                put_back()
             if state is not None:
                 _C.set_rng_state(state)
                 _C._rng_shard(get_rank())
@@ -165,9 +172,6 @@ class Step:
         s = action.stage_index
         self.messages.post(s, action.microbatch_index, forward, s - 1 if forward else s + 1)
 
-    def _reduce(self, s, _):
-        self.schedule._reduce_gradients(self.stages[s])
-
     def _nothing(self, *_):
         pass
 
@@ -247,7 +251,7 @@ _DO = {
     K.SEND_B: Step._send_backward,
     K.RECV_F: Step._receive_forward,
     K.RECV_B: Step._receive_backward,
-    K.REDUCE_GRAD: Step._reduce,
+    K.REDUCE_GRAD: Step._nothing,  # the last backward has reduced
     K.UNSHARD: Step._nothing,
     K.RESHARD: Step._nothing,
 }

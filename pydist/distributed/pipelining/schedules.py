@@ -183,9 +183,6 @@ class _PipelineSchedule:
             return [part[0] for part in parts]
         return split_tensor("step: target", target, None, self._n_microbatches)
 
-    def _reduce_gradients(self, stage):
-        """Called when the last backward of a stage is done."""
-
     def timeline(self):
         """How long the actions of the last step took, by the ranks' clocks: a `Simulation`, to be laid beside `simulate`. All
         ranks call it. On several hosts the clocks have to agree."""

@@ -93,6 +93,31 @@ class PipelineStage:
         """Drops what microbatches have left."""
         self._kept.clear()
 
+    def _parallel_modules(self):
+        """The modules of the stage that reduce gradients over other ranks: DistributedDataParallel and fully_shard."""
+        modules = self.submod.modules() if hasattr(self.submod, "modules") else ()
+        return [m for m in modules if hasattr(m, "set_requires_gradient_sync") or hasattr(m, "reduce_in_next_backward")]
+
+    def keep_gradients(self):
+        """From now on gradients add up on this rank only. Returns a function that puts back what was before."""
+        undo = []
+        for module in self._parallel_modules():
+            if hasattr(module, "reduce_in_next_backward"):
+                undo.append((setattr, module, "require_backward_grad_sync", module.require_backward_grad_sync))
+                module.require_backward_grad_sync = False
+            else:
+                undo.append((type(module).set_requires_gradient_sync, module, True))
+                module.set_requires_gradient_sync(False)
+        return lambda: [function(*args) for function, *args in undo]
+
+    def reduce_gradients_next(self):
+        """The next backward reduces what has added up."""
+        for module in self._parallel_modules():
+            if hasattr(module, "reduce_in_next_backward"):
+                module.reduce_in_next_backward()
+            else:
+                module.set_requires_gradient_sync(True)
+
     def forward_one_chunk(self, fwd_chunk_id, args, kwargs=None):
         """The stage's result for a microbatch."""
         result = self.submod(*args, **(kwargs or {}))

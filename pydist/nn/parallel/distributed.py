@@ -321,6 +321,12 @@ class DistributedDataParallel(Module, Joinable):
         finally:
             self.reducer.sync = before
 
+    def reduce_in_next_backward(self):
+        """The next backward reduces the gradients that have added up so far, without a forward before it. Pipelines call
+        it before the last backward of a step."""
+        self.reducer.sync = True
+        self._before_forward()
+
     def _check_replicas_now_and_then(self):
         if not self.check_replicas_every or self.process_group.size == 1:
             return
