@@ -1,11 +1,11 @@
 /* Backward in two turns: gradients of inputs first (I), those of the other leaves later (W).
 
    An edge belongs to the first turn if it leads to an input, else to the second one. Without inputs the first turn has
-   all edges that lead to nodes, so that of a pipeline's first stage, too, only parameters are left. A node with edges of
-   both kinds runs in both turns and makes only that turn's gradients; between them it keeps the gradient that has come
-   and what it has saved. What only the first turn needs is freed in it. A function of the user, and a node whose saved tensors a
-   hook has replaced, run once: in the first turn, which keeps what is for the second. So every sum is made in the order
-   of an undivided run, and has its bits. */
+   all edges that lead to nodes, so that in a pipeline's first stage, too, only parameters are left. A node with edges
+   of both kinds runs in both turns and makes only that turn's gradients; between them it keeps the gradient that has
+   come and what it has saved. What only the first turn needs is freed in it. A function of the user, and a node whose
+   saved tensors a hook has replaced, run once: in the first turn, which keeps what is for the second. So every sum is
+   made in the order of an undivided run, and has its bits. */
 #include "autograd/engine_impl.h"
 #include "base/mem.h"
 

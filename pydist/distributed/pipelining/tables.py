@@ -511,9 +511,8 @@ def load_csv(filename):
                 try:
                     table[rank].append(_Action.from_str(text))
                 except ValueError as error:
-                    raise ValueError(
-                        f"{error}, at {os.fspath(filename)}, line {rank + 1}, column {column + 1}"
-                    ) from None
+                    error.args = (f"{error}, at {os.fspath(filename)}, line {rank + 1}, column {column + 1}",)
+                    raise
     if not table:
         raise ValueError(f"load_csv: {os.fspath(filename)} is empty (expected a line for each rank)")
     return table
