@@ -135,7 +135,7 @@ __all__ = [
 
 
 _ROOMS = {
-    "algorithms", "autograd", "distributed_c10d", "member", "nn", "optim", "rpc", "symmetric_memory", "tensor", "threads",
+    "algorithms", "autograd", "distributed_c10d", "member", "nn", "optim", "pipelining", "rpc", "symmetric_memory", "tensor", "threads",
 }  # fmt: skip
 
 

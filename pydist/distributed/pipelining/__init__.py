@@ -16,9 +16,11 @@ from pydist.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 from pydist.distributed.pipelining.simulation import Simulation, simulate
+from pydist.distributed.pipelining.split import Pipe, SplitPoint, pipeline
 from pydist.distributed.pipelining.stage import PipelineStage
 
 __all__ = [
+    "Pipe",
     "PipelineStage",
     "Schedule1F1B",
     "ScheduleDualPipeV",
@@ -28,8 +30,10 @@ __all__ = [
     "ScheduleLoopedBFS",
     "ScheduleZBVZeroBubble",
     "Simulation",
+    "SplitPoint",
     "StageFailed",
     "microbatch",
+    "pipeline",
     "simulate",
     "tables",
 ]
