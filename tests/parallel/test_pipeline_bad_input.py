@@ -174,10 +174,18 @@ def test_ranks_that_disagree():
         schedule = cls(stage(rank, 2), m, None if what == "loss" and rank == 0 else F.mse_loss)
         x = pydist.ones(8, 4)
         with pytest.raises(RuntimeError, match="pipeline: line .* differs between ranks") as caught:
-            schedule.step(*([] if rank else [x]), target=x)
+            if what == "eval" and rank:
+                schedule.eval()
+            else:
+                schedule.step(*([] if rank else [x]), target=x)
         return str(caught.value)
 
-    for what, said in (("m", "4 microbatches"), ("table", "1RECV_F0 1F0 1RECV_F1 1F1"), ("loss", "without backward")):
+    for what, said in (
+        ("m", "4 microbatches"),
+        ("table", "1RECV_F0 1F0 1RECV_F1 1F1"),
+        ("loss", "eval, or no loss_fn"),
+        ("eval", "step with backward"),
+    ):
         texts = run_ranks(2, work, what)
         assert texts[0] == texts[1] and said in texts[0]
 

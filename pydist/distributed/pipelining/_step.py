@@ -45,7 +45,7 @@ class Step:
         self.messages = Messages(first.group, self.owner, schedule._n_microbatches, first.device)
         self.outputs, self.losses, self.spans = {}, {}, []
         self._box = {}  # (stage, microbatch, forward) -> what has come for it
-        self._base, self._started = None, False
+        self._base = None
 
     # ---- the loop
 
@@ -53,7 +53,7 @@ class Step:
         """Does the row. What one rank raises ends all ranks."""
         receives = [(n, action) for n, action in enumerate(self.row) if action.computation_type in (K.RECV_F, K.RECV_B)]
         last = {action.stage_index: n for n, action in enumerate(self.row) if action.computation_type in _LAST}
-        ahead, state, self._started = 0, self._draw(), True
+        ahead, state = 0, self._draw()
         undo = [stage.keep_gradients() for stage in self.stages.values() if last]
         try:
             for n, action in enumerate(self.row):
@@ -69,8 +69,7 @@ class Step:
                     self.fail(error, n)
                 if action.computation_type in COMPUTE:
                     self.spans.append((action, begin, time.perf_counter()))
-            self.messages.finish()
-            self._end_together(None)
+            self._end()
         finally:
             self.messages.close()
             for stage in self.stages.values():
@@ -90,6 +89,14 @@ class Step:
             low, high = (middle + 1, high) if receives[middle][0] < n else (low, middle)
         return low
 
+    def _end(self):
+        try:
+            self.messages.finish()
+            self.together(None)
+        except DistError as error:
+            note(error, f"in a pipeline's step, at its end on rank {self.rank}")
+            raise
+
     def _draw(self):
         """Draws where the step's random numbers begin. Returns the generator's state after that."""
         if not self.schedule._has_backward:
@@ -108,7 +115,7 @@ class Step:
             _C.manual_seed(seed_of(self._base, s, mb))
         result = stage.forward_one_chunk(mb, args, kwargs)
         if stage.is_last:
-            self._end(stage, mb, result)
+            self._take_result(stage, mb, result)
         elif s + 1 in self.stages:
             self._box[s + 1, mb, True] = [
                 t if t is None else t.detach().requires_grad_(t.requires_grad) for t in result
@@ -116,7 +123,7 @@ class Step:
         else:
             self._box[s, mb, "F"] = result
 
-    def _end(self, stage, mb, result):
+    def _take_result(self, stage, mb, result):
         """What the last stage does with its result."""
         schedule = self.schedule
         if self.return_outputs:
@@ -177,14 +184,14 @@ class Step:
 
     # ---- failures
 
-    def fail(self, error, n=0):
+    def fail(self, error, n):
         """Raises the error of the row's place n, after it has told all ranks that wait for this one, and taken what they
         still send. So the messages of the next step are not mixed with those of this one."""
-        action = self.row[n] if self.row else None
+        action = self.row[n]
         if isinstance(error, DistError):
             note(error, f"in a pipeline's step, at {action} on rank {self.rank}")
             raise error
-        failure = error if isinstance(error, StageFailed) else self._failure(error, action)
+        failure = error if isinstance(error, StageFailed) else self.failure(error, action)
         rest = self.row[n:]
         for other in rest:
             s, mb = other.stage_index, other.microbatch_index
@@ -196,26 +203,26 @@ class Step:
             if other.computation_type in (K.RECV_F, K.RECV_B) and not (other is action and failure is error):
                 self._drop(other)
         self.messages.finish()
-        self._end_together(failure)
+        self.together(failure)
         raise error
 
-    def _end_together(self, failure):
-        """Waits for all ranks. Raises the StageFailed of a rank that has failed, unless this one has itself: a rank whose
-        part was done may not go on to its optimizer."""
+    def together(self, failure, *words):
+        """Waits for all ranks. Returns the words of each, in lists. Raises the StageFailed of a rank that has failed, unless
+        this one has itself: no rank may go on to its optimizer if its part is done."""
         group = self.schedule._stages[0].group
         text = b"" if failure is None else failure.args[0].encode()
         mine = [0, 0, 0, 0] if failure is None else [len(text), failure.rank, failure.stage, failure.microbatch]
-        all_of = _C.empty(4 * group.size, dtype=_C.int64)
-        group.all_gather(all_of, _C.tensor(mine, dtype=_C.int64))
-        found = all_of.view(-1, 4).tolist()
+        all_of = _C.empty((4 + len(words)) * group.size, dtype=_C.int64)
+        group.all_gather(all_of, _C.tensor([*mine, *words], dtype=_C.int64))
+        found = all_of.view(group.size, -1).tolist()
         failed = [rank for rank in range(group.size) if found[rank][0]]
-        if not failed:
-            return
-        size, *where = found[failed[0]]
-        said = _C.zeros(size, dtype=_C.uint8) if group.rank != failed[0] else _C.tensor(list(text), dtype=_C.uint8)
-        group.broadcast(said, failed[0])
-        if failure is None:
-            raise StageFailed(bytes(said.tolist()).decode(), *where)
+        if failed:
+            size, *where = found[failed[0]][:4]
+            said = _C.tensor(list(text), dtype=_C.uint8) if group.rank == failed[0] else _C.zeros(size, dtype=_C.uint8)
+            group.broadcast(said, failed[0])
+            if failure is None:
+                raise StageFailed(bytes(said.tolist()).decode(), *where)
+        return [row[4:] for row in found]
 
     def _drop(self, action):
         forward = action.computation_type is K.RECV_F
@@ -225,17 +232,15 @@ class Step:
         except StageFailed:
             pass
 
-    def _failure(self, error, action):
+    def failure(self, error, action=None):
+        """What the other ranks hear of an error."""
         said = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[0] + _line_of(error)
-        if action is None or action.computation_type not in (*COMPUTE, K.REDUCE_GRAD) or not self._started:
+        if action is None:
             return StageFailed(f"step: rank {self.rank} raised before its first action: {said}", self.rank)
         s, mb = action.stage_index, action.microbatch_index
-        if mb is None:
-            where = f"stage {s}, gradients"
-        else:
-            where = f"stage {s}, microbatch {mb}, {_WORDS[action.computation_type]}"
+        where = f"stage {s}, microbatch {mb}, {_WORDS.get(action.computation_type, 'messages')}"
         note(error, f"in a pipeline's step: {where} ({action}), on rank {self.rank}")
-        return StageFailed(f"step: {where}, on rank {self.rank}: {said}", self.rank, s, -1 if mb is None else mb)
+        return StageFailed(f"step: {where}, on rank {self.rank}: {said}", self.rank, s, mb)
 
 
 def _detached(result):

@@ -1,6 +1,7 @@
 """The schedules: each has its table and does a step by it (tables.py says what the tables are, _step.py does the step)."""
 
 import re
+from hashlib import blake2b
 
 from pydist import _C
 from pydist._grad_mode import no_grad
@@ -65,7 +66,7 @@ class _PipelineSchedule:
         self._output_merge_spec = output_merge_spec
         self._has_backward = loss_fn is not None
         self._num_stages, self.pp_group_size = self._stages[0].num_stages, self._stages[0].group_size
-        self._spans, self._lowered, self._agreed = None, {}, set()
+        self._spans, self._lowered, self._hashes = None, {}, {}
         self._set_table(self._table())
 
     def _table(self):
@@ -92,7 +93,7 @@ class _PipelineSchedule:
             raise ValueError(f"{name}: rank {rank} was given stages {own} (expected {mine}, by the table)")
         self.pipeline_order, self.stage_index_to_group_rank = table, owner
         self._lowered.clear()
-        self._agreed.clear()
+        self._hashes.clear()
         if lowered:
             self._lowered[True] = {r: [a for cell in row if cell for a in parts_of(cell)] for r, row in table.items()}
 
@@ -109,16 +110,22 @@ class _PipelineSchedule:
             self._lowered[backward] = tables.lower(rows)
         return self._lowered[backward]
 
-    def _agree(self):
-        """All ranks have the same table, and either all or none has a loss_fn: asked once."""
-        if self._has_backward not in self._agreed:
-            rows = _rows_text(self._with_messages(self._has_backward))
-            head = [
-                f"{self._n_microbatches} microbatches",
-                "with backward" if self._has_backward else "without backward",
-            ]
-            check_agreement("pipeline: line", head + rows, self._stages[0].group)
-            self._agreed.add(self._has_backward)
+    def _agree(self, step, failure):
+        """All ranks do the same: each calls step, or each eval, of the same table."""
+        group, mode = self._stages[0].group, int(self._has_backward)
+        if mode not in self._hashes:
+            text = "\n".join(self._lines(self._has_backward)).encode()
+            self._hashes[mode] = int.from_bytes(blake2b(text, digest_size=7).digest(), "big")
+        found = step.together(failure, self._hashes[mode])
+        if len({words[0] for words in found}) > 1:
+            check_agreement("pipeline: line", self._lines(self._has_backward), group)
+
+    def _lines(self, backward):
+        return [
+            f"{self._n_microbatches} microbatches",
+            "step with backward" if backward else "eval, or no loss_fn",
+            *_rows_text(self._with_messages(backward)),
+        ]
 
     def step(self, *args, target=None, losses=None, return_outputs=True, loss_kwargs=None, **kwargs):
         """Does one step with a whole batch: splits it, and does forward and backward of all microbatches. All ranks call it.
@@ -146,7 +153,6 @@ class _PipelineSchedule:
             self._has_backward = had
 
     def _step(self, args, kwargs, target, losses, return_outputs, loss_kwargs):
-        self._agree()
         for stage in self._stages:
             stage.has_backward = self._has_backward
             stage.clear_runtime_states()
@@ -158,7 +164,9 @@ class _PipelineSchedule:
             step.arg_mbs, step.kwarg_mbs = self._split_inputs(args, kwargs)
             step.targets = self._split_target(target)
         except Exception as error:
-            step.fail(error)
+            self._agree(step, step.failure(error))
+            raise
+        self._agree(step, None)
         step.run()
         self._spans = step.spans
         if not any(stage.is_last for stage in self._stages):
