@@ -43,7 +43,7 @@ class Pipe:
 def _sequential(what, module):
     """The class Sequential, if the module's forward is its own one."""
     for cls in type(module).__mro__:
-        if cls.__name__ == "Sequential" and cls.__module__.startswith("pydist.nn"):
+        if cls.__name__ == "Sequential" and cls.__module__.split(".")[:2] == ["pydist", "nn"]:
             if type(module).forward is cls.forward:
                 return cls
             break
