@@ -17,9 +17,9 @@ static bool is_plain(const pd_node *n) {
     return true;
 }
 
-pd_run_share pd_run_share_of(const pd_run *r, const entry *e) {
+pd_run_half pd_run_half_of(const pd_run *r, const entry *e) {
     const pd_node *n = e->node;
-    pd_run_share s = {.calls = true, .last = true};
+    pd_run_half s = {.calls = true, .last = true};
     uint64_t early = 0, late = 0;
     if (!r->b->split) return s;
     for (int i = 0; i < n->nin && i < 64; i++) {
@@ -39,7 +39,7 @@ pd_run_share pd_run_share_of(const pd_run *r, const entry *e) {
     return s;
 }
 
-pd_status pd_run_defer(pd_run *r, entry *e, const pd_run_share *s, pd_tensor **gin) {
+pd_status pd_run_defer(pd_run *r, entry *e, const pd_run_half *s, pd_tensor **gin) {
     bool any = false;
     e->seen = true;
     e->whole = s->calls && s->last;

@@ -155,7 +155,7 @@ bool pd_vjp_may_widen(const pd_vjp *v, int i) {
 }
 
 /* Calls the node's own function with the gradients that have come. */
-static pd_status call_node(pd_run *r, entry *e, pd_tensor **g, const pd_run_share *share, pd_tensor **gin) {
+static pd_status call_node(pd_run *r, entry *e, pd_tensor **g, const pd_run_half *half, pd_tensor **gin) {
     pd_node *n = e->node;
     if (n->nsaved && !pd_node_hold(n))
         return pd_fail(PD_E_RUNTIME,
@@ -163,8 +163,8 @@ static pd_status call_node(pd_run *r, entry *e, pd_tensor **g, const pd_run_shar
                        "%s (expected retain_graph=True there)",
                        pd_node_name(n));
     pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph,
-                .last = !r->b->retain_graph && !r->b->create_graph && share->last, .g = g, .gin = gin,
-                .skip = share->hide, .run = r};
+                .last = !r->b->retain_graph && !r->b->create_graph && half->last, .g = g, .gin = gin,
+                .skip = half->hide, .run = r};
     bool finite = pd_nan_armed;
     for (int i = 0; i < n->nout && finite; i++) finite = pd_nan_finite(g[i]);
     pd_timespan span = pd_timespan_begin();
@@ -210,11 +210,11 @@ static pd_status take_gradients(pd_run *r, entry *e, bool *any) {
 }
 
 /* Gives each gradient in gin, which are taken over, to where its edge leads. */
-static pd_status give(pd_run *r, const pd_node *n, const pd_run_share *share, pd_tensor **gin) {
+static pd_status give(pd_run *r, const pd_node *n, const pd_run_half *half, pd_tensor **gin) {
     pd_status status = PD_OK;
     for (int i = 0; i < n->nin; i++) {
         const pd_edge *edge = &n->edges[i];
-        if (pd_run_skips(share, i)) continue;
+        if (pd_run_skips(half, i)) continue;
         if (gin[i] && !status) status = fit(r, n, i, &gin[i]);
         if (gin[i] && !status) {
             entry *to = pd_run_target(r, edge);
@@ -241,22 +241,22 @@ static pd_status run_node(pd_run *r, uint32_t index) {
     pd_node *n = e->node;
     pd_tensor *few[8] = {0}, **gin = few;
     bool any = false;
-    pd_run_share share = pd_run_share_of(r, e);
+    pd_run_half half = pd_run_half_of(r, e);
     if (!e->seen) PD_TRY(take_gradients(r, e, &any));
     for (int i = 0; e->seen && pd_run_grads(e) && i < n->nout; i++) any |= pd_run_grads(e)[i] || n->kind->always;
     if (e->kept) gin = e->kept;
     else if (n->nin > 8) PD_TRY(pd_calloc((size_t)n->nin * sizeof *gin, "backward", &gin));
     e->kept = NULL;
-    pd_status status = any && share.calls ? call_node(r, e, pd_run_grads(e), &share, gin) : PD_OK;
+    pd_status status = any && half.calls ? call_node(r, e, pd_run_grads(e), &half, gin) : PD_OK;
     /* Free gradients that have been used before new ones are made. */
-    if (share.last) free_gradients(e);
-    if (share.last && !r->b->retain_graph && !r->b->create_graph) pd_node_free_saved(n);
-    PD_THEN(give(r, n, &share, gin));
-    if (share.defer) PD_THEN(pd_run_defer(r, e, &share, gin));
+    if (half.last) free_gradients(e);
+    if (half.last && !r->b->retain_graph && !r->b->create_graph) pd_node_free_saved(n);
+    PD_THEN(give(r, n, &half, gin));
+    if (half.defer) PD_THEN(pd_run_defer(r, e, &half, gin));
     for (int i = 0; i < n->nin; i++) pd_tensor_release(gin[i]);
     if (gin != few) pd_free(gin);
     for (int i = 0; i < n->nin && !status; i++)
-        if ((n->edges[i].fn || n->edges[i].leaf) && !pd_run_skips(&share, i)) status = arrive(r, &n->edges[i]);
+        if ((n->edges[i].fn || n->edges[i].leaf) && !pd_run_skips(&half, i)) status = arrive(r, &n->edges[i]);
     return status;
 }
 

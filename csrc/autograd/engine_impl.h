@@ -94,18 +94,18 @@ static inline void pd_run_leave(pd_run *r) { atomic_store_explicit(&r->busy, fal
 /* ---- deferred.c */
 
 /* What a turn does with a node. */
-typedef struct pd_run_share {
+typedef struct pd_run_half {
     uint64_t skip;   /* bits of edges that are the other turn's */
     uint64_t hide;   /* bits of edges whose gradients the node's function must not make */
     bool skips_rest; /* edges from the 64th on are the other turn's */
     bool calls;      /* the node's function is called in this turn */
     bool last;       /* it is not called in a later one */
     bool defer;      /* the other turn visits the node, too */
-} pd_run_share;
-pd_run_share pd_run_share_of(const pd_run *r, const entry *e);
-static inline bool pd_run_skips(const pd_run_share *s, int i) { return i < 64 ? s->skip >> i & 1 : s->skips_rest; }
+} pd_run_half;
+pd_run_half pd_run_half_of(const pd_run *r, const entry *e);
+static inline bool pd_run_skips(const pd_run_half *s, int i) { return i < 64 ? s->skip >> i & 1 : s->skips_rest; }
 /* Puts the node off to the second turn. It takes over the gradients in gin that belong to that turn. */
-pd_status pd_run_defer(pd_run *r, entry *e, const pd_run_share *s, pd_tensor **gin);
+pd_status pd_run_defer(pd_run *r, entry *e, const pd_run_half *s, pd_tensor **gin);
 
 /* ---- parts.c
 

@@ -13,6 +13,7 @@ from pydist.distributed.pipelining._messages import Messages, StageFailed
 from pydist.utils._pytree import tree_map
 
 _LAST = (K.FULL_BACKWARD, K.BACKWARD_WEIGHT)  # after which a microbatch has given its gradients
+_RECEIVES = (K.RECV_F, K.RECV_B)
 _AHEAD = 2  # receives that are posted before they are due
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _WORDS = {K.FORWARD: "forward", K.FULL_BACKWARD: "backward", K.BACKWARD_INPUT: "backward of inputs",
@@ -51,15 +52,19 @@ class Step:
 
     def run(self):
         """Does the row. What one rank raises ends all ranks."""
-        receives = [(n, action) for n, action in enumerate(self.row) if action.computation_type in (K.RECV_F, K.RECV_B)]
+        receives = [action for action in self.row if action.computation_type in _RECEIVES]
         last = {action.stage_index: n for n, action in enumerate(self.row) if action.computation_type in _LAST}
-        ahead, state = 0, self._draw()
+        ties = self.schedule._ties if last else []
+        for tie in ties:
+            tie.begin()
+        posted, past, state = 0, 0, self._draw()
         undo = [stage.keep_gradients() for stage in self.stages.values() if last]
         try:
             for n, action in enumerate(self.row):
-                while ahead < len(receives) and ahead - _AHEAD < self._past(receives, n):
-                    self._post(receives[ahead][1])
-                    ahead += 1
+                for receive in receives[posted : past + _AHEAD]:
+                    self._post(receive)
+                    posted += 1
+                past += action.computation_type in _RECEIVES
                 begin = time.perf_counter()
                 try:
                     if last.get(action.stage_index) == n:
@@ -69,7 +74,7 @@ class Step:
                     self.fail(error, n)
                 if action.computation_type in COMPUTE:
                     self.spans.append((action, begin, time.perf_counter()))
-            self._end()
+            self._end(ties)
         finally:
             self.messages.close()
             for stage in self.stages.values():
@@ -80,18 +85,11 @@ class Step:
                 _C.set_rng_state(state)
                 _C._rng_shard(get_rank())
 
-    @staticmethod
-    def _past(receives, n):
-        """How many receives stand before place n."""
-        low, high = 0, len(receives)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if receives[middle][0] < n else (low, middle)
-        return low
-
-    def _end(self):
+    def _end(self, ties):
         try:
             self.messages.finish()
+            for tie in ties:
+                tie.end(self.schedule._stages[0].group)
             self.together(None)
         except DistError as error:
             note(error, f"in a pipeline's step, at its end on rank {self.rank}")
@@ -200,7 +198,7 @@ class Step:
             elif other.computation_type is K.SEND_B:
                 self.messages.send_failure(failure, s - 1, mb, False)
         for other in rest:
-            if other.computation_type in (K.RECV_F, K.RECV_B) and not (other is action and failure is error):
+            if other.computation_type in _RECEIVES and not (other is action and failure is error):
                 self._drop(other)
         self.messages.finish()
         self.together(failure)

@@ -10,6 +10,7 @@ from pydist.distributed._ops.objects import all_gather_object
 from pydist.distributed.pipelining import tables
 from pydist.distributed.pipelining._actions import K, _Action, _ComputationType, parts_of  # noqa: F401
 from pydist.distributed.pipelining._step import Step
+from pydist.distributed.pipelining._ties import Tie
 from pydist.distributed.pipelining.microbatch import merge_chunks, split_args_kwargs_into_chunks, split_tensor
 from pydist.distributed.pipelining.simulation import Simulation
 from pydist.distributed.pipelining.stage import PipelineStage
@@ -66,7 +67,7 @@ class _PipelineSchedule:
         self._output_merge_spec = output_merge_spec
         self._has_backward = loss_fn is not None
         self._num_stages, self.pp_group_size = self._stages[0].num_stages, self._stages[0].group_size
-        self._spans, self._lowered, self._hashes = None, {}, {}
+        self._spans, self._lowered, self._hashes, self._ties = None, {}, {}, []
         self._set_table(self._table())
 
     def _table(self):
@@ -190,6 +191,35 @@ class _PipelineSchedule:
             parts, _ = split_args_kwargs_into_chunks((target,), None, self._n_microbatches)
             return [part[0] for part in parts]
         return split_tensor("step: target", target, None, self._n_microbatches)
+
+    def tie_weights(self, stage, name, other_stage, other_name):
+        """Ties a parameter of one stage to one of another: `step` gives both the sum of their gradients, so that the same
+        optimizer keeps them equal. All ranks call it, before the first step. Raises ValueError if the values differ.
+
+        name, other_name: as in the stage's module. Parameters that fully_shard has sharded cannot be tied.
+        """
+        ends, words = [], []
+        for index, path in ((stage, name), (other_stage, other_name)):
+            if index not in self.stage_index_to_group_rank:
+                raise ValueError(f"tie_weights: stage {index!r} (expected 0 to {self._num_stages - 1})")
+            own = [s for s in self._stages if s.stage_index == index]
+            p = own[0].submod.get_parameter(path) if own else None
+            if p is not None and _C.spread_of(p) is not None:
+                raise NotImplementedError(
+                    f"tie_weights: {path} of stage {index} is sharded (expected a whole parameter)"
+                )
+            ends.append((self.stage_index_to_group_rank[index], p))
+            words.append(0 if p is None else _C.hash_tensors([p.detach().cpu().contiguous()])[0] >> 1)
+        group = self._stages[0].group
+        found = _C.empty(2 * group.size, dtype=_C.int64)
+        group.all_gather(found, _C.tensor(words, dtype=_C.int64))
+        found = found.view(-1, 2).tolist()
+        if found[ends[0][0]][0] != found[ends[1][0]][1]:
+            raise ValueError(
+                f"tie_weights: {name} of stage {stage} and {other_name} of stage {other_stage} have different values (expected "
+                "the same bits)"
+            )
+        self._ties.append(Tie(len(self._ties), ends))
 
     def timeline(self):
         """How long the actions of the last step took, by the ranks' clocks: a `Simulation`, to be laid beside `simulate`. All
