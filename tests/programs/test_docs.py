@@ -1,6 +1,7 @@
 """python -m pydist.docs: every public name is in what it builds, no link is dead, and nothing is lost where it fails."""
 
 import ast
+import fcntl
 import importlib
 import os
 import subprocess
@@ -39,9 +40,15 @@ def built(tmp_path_factory):
     """The documentation, by path of its pages below its folder."""
     pytest.importorskip("pdoc")
     pytest.importorskip("nbconvert")
-    out = tmp_path_factory.mktemp("docs") / "new" / "out"
-    code, said = run(out)
-    assert code == 0 and said.endswith(f"docs: {out / 'index.html'}\n"), said
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # pytest's processes share one
+    out = base / "docs" / "new" / "out"
+    (base / "docs").mkdir(exist_ok=True)
+    with open(base / "docs.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.parent.exists():
+            code, said = run(out)
+            assert code == 0 and said.endswith(f"docs: {out / 'index.html'}\n"), said
     assert os.listdir(out.parent) == ["out"]
     return {path.relative_to(out.resolve()).as_posix(): page for path, page in html.pages(out).items()}
 
