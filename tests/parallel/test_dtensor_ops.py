@@ -70,7 +70,8 @@ def equal(a, b, text):
         return
     assert a.shape == b.shape and a.dtype == b.dtype, (text, a.shape, b.shape, a.dtype, b.dtype)
     if a.is_floating_point():
-        assert pydist.allclose(a, b, rtol=1e-11, atol=1e-11, equal_nan=True), (text, a, b)
+        within = 1e-12 if a.dtype == pydist.float64 else 1e-6
+        assert pydist.allclose(a, b, rtol=within, atol=within, equal_nan=True), (text, a, b)
     else:
         assert pydist.equal(a, b), (text, a, b)
 
