@@ -203,6 +203,8 @@ typedef struct pd_def {
 /* Parses op->sig into def. PD_E_VALUE: the signature is wrong, which is a bug that tests find. */
 pd_status pd_def_init(pd_def *def, const pd_op *op);
 
+size_t pd_param_bytes(const pd_param *p); /* of its attribute; 0: it has none */
+
 /* The text of the parameter's default, as in Python; "" if it has none. */
 void pd_param_default(const pd_def *def, const pd_param *p, char *to, size_t size);
 

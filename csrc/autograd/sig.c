@@ -16,7 +16,7 @@ static const struct { const char *text; pd_type type; } types[] = {
 
 static bool is_input(pd_type t) { return t <= PD_T_OPERAND; }
 
-static size_t attr_bytes(const pd_param *p) {
+size_t pd_param_bytes(const pd_param *p) {
     switch (p->type) {
     case PD_T_OPERAND: case PD_T_SCALAR: return sizeof(pd_scalar);
     case PD_T_INT_N: return 8 * (size_t)p->n;
@@ -111,7 +111,7 @@ pd_status pd_def_init(pd_def *def, const pd_op *op) {
                                op->sig);
             def->list = p->input;
         }
-        size_t bytes = attr_bytes(p);
+        size_t bytes = pd_param_bytes(p);
         if (offset + bytes > sizeof def->defaults)
             return pd_fail(PD_E_VALUE, "op: the signature has too many attributes: %s (expected fewer bytes)", op->sig);
         if (bytes) p->attr = (int)offset;

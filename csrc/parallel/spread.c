@@ -51,7 +51,29 @@ static slot slots[SLOTS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held for a look or an exchange */
 
 /* Whether the plan depends on the attribute's value. */
-static bool decides(pd_type t) { return t != PD_T_SCALAR && t != PD_T_OPERAND && t != PD_T_FLOAT && t != PD_T_RNG; }
+static bool decides(pd_type t) { return t != PD_T_SCALAR && t != PD_T_OPERAND && t != PD_T_RNG; }
+
+/* Of a number a plan knows its category, and whether it is 0: padding with zeros is linear. */
+static uint64_t kind_of(const pd_scalar *s) {
+    const bool whole = s->cat == PD_CAT_BOOL || s->cat == PD_CAT_INT;
+    const bool zero = whole ? s->i == 0 : s->d == 0 && (s->cat != PD_CAT_COMPLEX || s->im == 0);
+    return (uint64_t)(s->cat + 1) << 1 | (s->cat >= 0 && zero);
+}
+
+static void add_attr(key *k, const pd_param *p, const void *at) {
+    size_t bytes = pd_param_bytes(p);
+    if (p->type == PD_T_RNG) return;
+    if (!decides(p->type)) {
+        k->words[k->n++] = kind_of(at);
+        return;
+    }
+    if (p->type == PD_T_INTS || p->type == PD_T_INTS_OPT) { /* what lies behind the last entry means nothing */
+        const pd_ints *v = at;
+        bytes = sizeof v->n + (v->n > 0 ? (size_t)v->n * sizeof *v->v : 0);
+    }
+    memcpy(&k->words[k->n], at, bytes);
+    k->n += (int)(bytes / 8);
+}
 
 /* False: no plan is kept for such a call. */
 static bool key_of(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, const pd_tensor *into,
@@ -66,21 +88,8 @@ static bool key_of(const pd_def *def, pd_tensor *const *in, int nin, const void 
         k->words[k->n++] = t ? 1 | (uint64_t)(uint8_t)t->dtype << 8 | (uint64_t)(uint8_t)t->ndim << 16 : 0;
         if (t && t->spread) k->spreads[k->nspreads++] = t->spread;
     }
-    for (int p = 0; p < def->nparams; p++) {
-        const pd_param *param = &def->params[p];
-        if (param->attr < 0 || !decides(param->type)) continue;
-        int next = (int)def->op->attrs;
-        for (int q = 0; q < def->nparams; q++)
-            if (def->params[q].attr > param->attr && def->params[q].attr < next) next = def->params[q].attr;
-        size_t bytes = (size_t)(next - param->attr);
-        if (param->type == PD_T_INTS ||
-            param->type == PD_T_INTS_OPT) { /* what lies behind the last entry means nothing */
-            const pd_ints *v = (const pd_ints *)((const char *)attrs + param->attr);
-            bytes = sizeof v->n + (v->n > 0 ? (size_t)v->n * sizeof *v->v : 0);
-        }
-        memcpy(&k->words[k->n], (const char *)attrs + param->attr, bytes);
-        k->n += (int)(bytes / 8);
-    }
+    for (int p = 0; p < def->nparams; p++)
+        if (def->params[p].attr >= 0) add_attr(k, &def->params[p], (const char *)attrs + def->params[p].attr);
     return true;
 }
 
@@ -168,11 +177,8 @@ static const void *attrs_of(const pd_plan *p, const pd_def *def, const void *att
     memcpy(own, p->attrs, def->op->attrs);
     for (int q = 0; q < def->nparams; q++) {
         const pd_param *param = &def->params[q];
-        size_t bytes = param->type == PD_T_RNG     ? sizeof(pd_rng_key)
-                       : param->type == PD_T_FLOAT ? sizeof(double)
-                                                   : sizeof(pd_scalar);
         if (param->attr >= 0 && !decides(param->type))
-            memcpy((char *)own + param->attr, (const char *)attrs + param->attr, bytes);
+            memcpy((char *)own + param->attr, (const char *)attrs + param->attr, pd_param_bytes(param));
     }
     return own;
 }

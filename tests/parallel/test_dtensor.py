@@ -413,6 +413,24 @@ def test_plans_do_not_grow():
         assert after <= before + 2 and after <= 4096
 
 
+def test_plans_know_what_attributes_mean():
+    """A call has no use for the plan of one with another number, if what the op does to parts depends on it."""
+
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        x = DTensor.from_local(numbers(2, 2) * (rank + 1), mesh, [Partial()])
+        for value in (0.0, 1.0, 0.0, 2):
+            padded = nn.functional.pad(x, (1, 1), value=value)
+            assert padded.placements == (Replicate() if value else Partial(),)
+            assert pydist.equal(padded.full_tensor(), nn.functional.pad(numbers(2, 2) * 3, (1, 1), value=value)), value
+        q = distribute_tensor(pydist.rand(2, 2, 5, 4), mesh, [Shard(0)])
+        attend = nn.functional.scaled_dot_product_attention
+        for p in (0.0, 1.0, 0.0):
+            assert bool((attend(q, q, q, dropout_p=p).full_tensor() == 0).all()) == (p == 1), p
+
+    run_ranks(2, work)
+
+
 def test_plans_keep_no_tensors():
     def work(rank):
         mesh = init_device_mesh("cpu", (2,))
