@@ -11,6 +11,7 @@ import pytest
 import pydist
 from lib.package import COMPARED
 from pydist import _C, distributed
+from pydist.distributed.tensor import _plan
 
 # Programs that tests start import the package that is tested, wherever they run.
 _ROOT = Path(pydist.__file__).resolve().parents[1]
@@ -44,6 +45,16 @@ def data_folder():
 @pytest.fixture
 def torch():
     return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def registered():
+    """What the test registers with register_sharding is there until it ends."""
+    before = dict(_plan.custom)
+    yield
+    _plan.custom.clear()
+    _plan.custom.update(before)
+    _C.spread_forget()
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import pytest
 import pydist
 from pydist import nn
 from pydist.distributed import _functional_collectives as funcol
-from pydist.distributed.tensor import DTensor, Partial, Replicate, Shard, _plan, distribute_tensor, init_device_mesh
+from pydist.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from pydist.distributed.tensor.debug import CommDebugMode, visualize_sharding
 from pydist.distributed.tensor.experimental import implicit_replication, local_map, register_sharding
 from pydist.testing import run_ranks
@@ -18,15 +18,6 @@ def numbers(*shape):
     for n in shape:
         count *= n
     return pydist.arange(float(count)).view(shape) / 7
-
-
-@pytest.fixture
-def registered():
-    before = dict(_plan.custom)
-    yield
-    _plan.custom.clear()
-    _plan.custom.update(before)
-    pydist._C.spread_forget()
 
 
 # ---- local_map

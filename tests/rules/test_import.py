@@ -137,7 +137,7 @@ def test_grad_mode_is_per_thread():
 
 
 @pytest.mark.parametrize("example", list(package.doctests()), ids=lambda example: example.name)
-def test_documented_examples(example):
+def test_documented_examples(example, registered):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     text = []
     runner.run(example, out=text.append)
