@@ -63,16 +63,7 @@ static pd_status resized(const pd_tensor *t, int dim, int64_t size, pd_tensor **
 /* The dtype in which elements travel, and how many of them an element is. */
 static pd_dtype wire(int t, int64_t *each) {
     *each = pd_dtype_is_complex((pd_dtype)t) ? 2 : 1;
-    switch (t) {
-        case PD_C64:
-            return PD_F32;
-        case PD_C128:
-            return PD_F64;
-        case PD_BOOL:
-            return PD_U8;
-        default:
-            return (pd_dtype)t;
-    }
+    return t == PD_BOOL ? PD_U8 : pd_dtype_part((pd_dtype)t);
 }
 
 static int64_t sum_of(const int64_t *sizes, int n) {
@@ -110,14 +101,8 @@ static pd_status copy_pieces(pd_tensor *t, int dim, const int64_t *sizes, int n,
         pd_tensor *piece = NULL, *packed = NULL;
         status = narrow(t, dim, from, sizes[r], &piece);
         if (!status && piece->numel) {
-            PD_THEN(pd_tensor_alias(piece, false, &packed));
-            if (!status) {
-                pd_storage_release(packed->storage);
-                pd_storage_retain(packed->storage = flat->storage);
-                packed->offset = flat->offset + at;
-                pd_shape_contiguous(packed->ndim, packed->size, packed->stride);
-                status = out_of ? pd_engine.copy_into(packed, piece) : pd_engine.copy_into(piece, packed);
-            }
+            status = pd_tensor_within(flat, at, piece, &packed);
+            PD_THEN(out_of ? pd_engine.copy_into(packed, piece) : pd_engine.copy_into(piece, packed));
             at += piece->numel;
         }
         from += sizes[r];
@@ -127,16 +112,31 @@ static pd_status copy_pieces(pd_tensor *t, int dim, const int64_t *sizes, int n,
     return status;
 }
 
+/* Ends a step: *out gets what it made, unless it has failed. */
+static pd_status give(pd_status status, pd_tensor *made, pd_tensor **out) {
+    if (status)
+        pd_tensor_release(made);
+    else
+        *out = made;
+    return status;
+}
+
 /* [new] t's pieces along dim, one after the other: t itself if they lie so. */
 static pd_status pack(pd_tensor *t, int dim, const int64_t *sizes, int n, pd_tensor **out) {
     if (pd_tensor_is_contiguous(t) && leads(t, dim)) {
         pd_tensor_retain(*out = t);
         return PD_OK;
     }
-    PD_TRY(pd_tensor_new(OP, (pd_dtype)t->dtype, 1, &t->numel, out));
-    pd_status status = copy_pieces(t, dim, sizes, n, *out, true);
-    if (status) pd_tensor_release(*out);
-    return status;
+    pd_tensor *flat;
+    PD_TRY(pd_tensor_new(OP, (pd_dtype)t->dtype, 1, &t->numel, &flat));
+    return give(copy_pieces(t, dim, sizes, n, flat, true), flat, out);
+}
+
+/* [new] where pieces of `made` along dim may come in, one after the other: `made` itself if they lie so. */
+static pd_status room_for(pd_tensor *made, int dim, pd_tensor **out) {
+    if (!leads(made, dim)) return pd_tensor_new(OP, (pd_dtype)made->dtype, 1, &made->numel, out);
+    pd_tensor_retain(*out = made);
+    return PD_OK;
 }
 
 /* A call that may wait for peers, without the host's lock if it moves much; nothing on meta, where no data is. */
@@ -159,11 +159,7 @@ static pd_status gather(const pd_step *s, pd_tensor *t, uint64_t site, pd_tensor
     PD_TRY(resized(t, s->dim, total, &whole));
     pd_status status = PD_OK;
     if (!whole->numel) goto done;
-    bool direct = leads(t, s->dim);
-    if (direct)
-        pd_tensor_retain(flat = whole);
-    else
-        PD_TRY_TO(done, pd_tensor_new(OP, (pd_dtype)t->dtype, 1, &whole->numel, &flat));
+    PD_TRY_TO(done, room_for(whole, s->dim, &flat));
     PD_TRY_TO(done, pd_contiguous(t, &own));
     lay(parts, W, pd_tensor_data(flat), s->sizes, elements * each, pd_dtype_size(dtype));
     if (own->numel != s->sizes[rank] * elements) {
@@ -172,27 +168,22 @@ static pd_status gather(const pd_step *s, pd_tensor *t, uint64_t site, pd_tensor
         goto done;
     }
     MOVE(whole, pd_group_all_gather_parts(s->group, pd_tensor_data(own), parts, dtype, site, NULL));
-    if (!direct && !status) status = copy_pieces(whole, s->dim, s->sizes, W, flat, false);
+    if (flat != whole && !status) status = copy_pieces(whole, s->dim, s->sizes, W, flat, false);
 done:
     pd_tensor_release(own);
     pd_tensor_release(flat);
-    if (status)
-        pd_tensor_release(whole);
-    else
-        *out = whole;
-    return status;
+    return give(status, whole, out);
 }
 
 static pd_status reduce(const pd_step *s, pd_tensor *t, uint64_t site, pd_tensor **out) {
     int64_t each;
     pd_dtype dtype = wire(t->dtype, &each);
-    PD_TRY(resized(t, -1, 0, out));
-    pd_status status = pd_engine.copy_into(*out, t);
-    if (!status && (*out)->numel)
-        MOVE(*out,
-             pd_group_all_reduce(s->group, pd_tensor_data(*out), (*out)->numel * each, dtype, s->op, 1, site, NULL));
-    if (status) pd_tensor_release(*out);
-    return status;
+    pd_tensor *sum;
+    PD_TRY(resized(t, -1, 0, &sum));
+    pd_status status = pd_engine.copy_into(sum, t);
+    if (!status && sum->numel)
+        MOVE(sum, pd_group_all_reduce(s->group, pd_tensor_data(sum), sum->numel * each, dtype, s->op, 1, site, NULL));
+    return give(status, sum, out);
 }
 
 static pd_status scatter(const pd_step *s, pd_tensor *t, uint64_t site, pd_tensor **out) {
@@ -209,11 +200,7 @@ static pd_status scatter(const pd_step *s, pd_tensor *t, uint64_t site, pd_tenso
     MOVE(t, pd_group_reduce_scatter_parts(s->group, parts, pd_tensor_data(part), dtype, s->op, 1, site, NULL));
 done:
     pd_tensor_release(flat);
-    if (status)
-        pd_tensor_release(part);
-    else
-        *out = part;
-    return status;
+    return give(status, part, out);
 }
 
 static pd_status exchange(const pd_step *s, pd_tensor *t, uint64_t site, pd_tensor **out) {
@@ -232,10 +219,7 @@ static pd_status exchange(const pd_step *s, pd_tensor *t, uint64_t site, pd_tens
     pd_status status = PD_OK;
     if (!rest || !total || !t->size[s->other]) goto done; /* on all ranks */
     PD_TRY_TO(done, pack(t, s->other, s->other_sizes, W, &sent));
-    if (leads(made, s->dim))
-        pd_tensor_retain(got = made);
-    else
-        PD_TRY_TO(done, pd_tensor_new(OP, (pd_dtype)t->dtype, 1, &made->numel, &got));
+    PD_TRY_TO(done, room_for(made, s->dim, &got));
     lay(in, W, pd_tensor_data(sent), s->other_sizes, s->sizes[rank] * rest * each, bytes);
     lay(from, W, pd_tensor_data(got), s->sizes, s->other_sizes[rank] * rest * each, bytes);
     MOVE(t, pd_group_all_to_all_parts(s->group, in, from, dtype, site, NULL));
@@ -243,11 +227,7 @@ static pd_status exchange(const pd_step *s, pd_tensor *t, uint64_t site, pd_tens
 done:
     pd_tensor_release(sent);
     pd_tensor_release(got);
-    if (status)
-        pd_tensor_release(made);
-    else
-        *out = made;
-    return status;
+    return give(status, made, out);
 }
 
 static pd_status scale(const pd_step *s, pd_tensor *t, pd_tensor **out) {
@@ -294,15 +274,15 @@ static pd_status run_steps(const pd_moves *m, bool back, pd_tensor *t, bool apar
         now = next;
         own = own || m->steps[back][i].kind != PD_STEP_NARROW;
     }
-    pd_tensor *copy = now;
-    pd_status status = PD_OK;
-    if (apart && !own) {
-        status = resized(now, -1, 0, &copy);
-        PD_THEN(pd_engine.copy_into(copy, now));
-        pd_tensor_release(now);
+    if (own || !apart) {
+        *out = now;
+        return PD_OK;
     }
-    *out = copy;
-    return status;
+    pd_tensor *copy = NULL;
+    pd_status status = resized(now, -1, 0, &copy);
+    PD_THEN(pd_engine.copy_into(copy, now));
+    pd_tensor_release(now);
+    return give(status, copy, out);
 }
 
 /* ---- the gradient ------------------------------------------------------------------------------------------------ */

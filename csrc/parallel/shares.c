@@ -43,25 +43,13 @@ static bool together(const share *a, const share *b) {
            !memcmp(a->groups, b->groups, sizeof *a->groups * (size_t)a->ngroups);
 }
 
-/* [new] a view of `flat` from `at` on, with the shape of `like`. */
-static pd_status part_of(pd_tensor *flat, int64_t at, const pd_tensor *like, pd_tensor **out) {
-    PD_TRY(pd_tensor_alias(like, false, out));
-    pd_tensor *v = *out;
-    pd_tensor_set_spread(v, NULL);
-    pd_storage_release(v->storage);
-    pd_storage_retain(v->storage = flat->storage);
-    v->offset = flat->offset + at;
-    pd_shape_contiguous(v->ndim, v->size, v->stride);
-    return PD_OK;
-}
-
 static pd_status add_up(pd_tensor *flat, const share *first) {
-    const bool complex = pd_dtype_is_complex((pd_dtype)flat->dtype);
-    const pd_dtype t = flat->dtype == PD_C64 ? PD_F32 : flat->dtype == PD_C128 ? PD_F64 : (pd_dtype)flat->dtype;
+    const pd_dtype t = pd_dtype_part((pd_dtype)flat->dtype);
+    const int each = pd_dtype_is_complex((pd_dtype)flat->dtype) ? 2 : 1;
     pd_status status = PD_OK;
     void *token = pd_host_release(); /* this may wait for peers */
     for (int i = 0; i < first->ngroups && !status; i++)
-        status = pd_group_all_reduce(first->groups[i], pd_tensor_data(flat), flat->numel * (1 + complex), t,
+        status = pd_group_all_reduce(first->groups[i], pd_tensor_data(flat), flat->numel * each, t,
                                      PD_REDUCE_SUM, 1, first->site, NULL);
     pd_host_acquire(token);
     return status;
@@ -78,7 +66,7 @@ static pd_status finish_some(waiting *w, size_t first) {
     pd_status status = PD_OK;
     for (size_t i = first; i < w->n && !status; i++) {
         if (!w->shares[i].leaf || !together(f, &w->shares[i])) continue;
-        PD_TRY_TO(done, part_of(flat, at, w->shares[i].g, &part));
+        PD_TRY_TO(done, pd_tensor_within(flat, at, w->shares[i].g, &part));
         status = pd_engine.copy_into(part, w->shares[i].g);
         pd_tensor_release(part);
         at += w->shares[i].g->numel;
@@ -88,7 +76,7 @@ static pd_status finish_some(waiting *w, size_t first) {
     for (size_t i = first; i < w->n && !status; i++) {
         share *s = &w->shares[i];
         if (!s->leaf || !together(f, s)) continue;
-        PD_TRY_TO(done, part_of(flat, at, s->g, &part));
+        PD_TRY_TO(done, pd_tensor_within(flat, at, s->g, &part));
         at += s->g->numel;
         status = pd_leaf_give(s->leaf, part);
         pd_tensor_release(part);

@@ -9,7 +9,7 @@
 
 typedef struct pd_plan {
     atomic_int_fast64_t refs;
-    int nin, nout;
+    int nin;
     pd_moves **moves;            /* [owned], each [strong]: what each input goes through before; NULL: nothing */
     pd_spread *out[PD_MAX_OUTS]; /* [strong] what the results are parts of; NULL: plain tensors */
     const pd_def *runs; /* the op that runs in the place of the one that was called, with the same parameters */

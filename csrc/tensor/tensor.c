@@ -100,6 +100,15 @@ pd_status pd_tensor_alias(const pd_tensor *t, bool own_version, pd_tensor **out)
     return PD_OK;
 }
 
+pd_status pd_tensor_within(const pd_tensor *flat, int64_t at, const pd_tensor *like, pd_tensor **out) {
+    PD_TRY(pd_tensor_shell(out));
+    copy_geometry(*out, like);
+    pd_shape_contiguous(like->ndim, (*out)->size, (*out)->stride);
+    share_storage(*out, flat);
+    (*out)->offset = flat->offset + at;
+    return PD_OK;
+}
+
 void pd_tensor_set_spread(pd_tensor *t, pd_spread *of) {
     pd_spread *was = t->spread;
     if (of) pd_spread_retain(of);

@@ -44,6 +44,8 @@ pd_status pd_tensor_shell(pd_tensor **out);
 pd_status pd_tensor_new(const char *op, pd_dtype dtype, int ndim, const int64_t *size, pd_tensor **out);
 /* [new] a tensor of the same storage, geometry and spread without autograd: detach(), or with own_version `.data`. */
 pd_status pd_tensor_alias(const pd_tensor *t, bool own_version, pd_tensor **out);
+/* [new] a plain tensor of `like`'s dtype and shape, contiguous, in the memory of `flat` from its element `at` on. */
+pd_status pd_tensor_within(const pd_tensor *flat, int64_t at, const pd_tensor *like, pd_tensor **out);
 /* From now on t is a part of what `of` is a part of (NULL: of nothing). */
 void pd_tensor_set_spread(pd_tensor *t, pd_spread *of);
 /* Gives the shell `out` a storage: new memory for its dtype, numel and (dense) strides, or the memory of `of`, whose

@@ -3,6 +3,7 @@
 What runs above `pydist.distributed` uses the fixture `ranks` of pydist.testing."""
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lib.processes import within
-from pydist import _C
+from pydist import _C, distributed, testing
 from pydist.distributed.threads import Together
 
 TESTS = str(Path(__file__).resolve().parents[1])
@@ -161,3 +162,37 @@ def outputs(ended):
     for code, out, err in ended:
         assert code == 0, err
     return [out for _, out, _ in ended]
+
+
+def every_allocation_fails(prepare, stride):
+    """Two ranks that are threads call what prepare(rank) returns, again and again, and one allocation after the other fails
+    on rank 0 (every `stride`-th one, unless LONG): MemoryError there and PeerFailed on the other rank, or it is done.
+    Nothing stays behind."""
+
+    def work(rank, n):
+        steps = prepare(rank)
+        distributed.barrier()
+        if rank == 0:
+            _C.fault_malloc(n)
+        distributed.barrier()
+        try:
+            steps()
+            distributed.barrier()
+        except MemoryError:
+            return MemoryError
+        except distributed.PeerFailed:
+            return distributed.PeerFailed
+        return _C.fault_malloc(0) < n if rank == 0 else None
+
+    failed, held = 0, None
+    for n in range(1, 100_000, 1 if LONG else stride):
+        found = testing.run_ranks(2, work, n, return_exceptions=True)
+        _C.fault_malloc(0)
+        gc.collect()
+        held = _C.memory_allocated() if held is None else held
+        assert _C.memory_allocated() == held
+        assert not any(isinstance(x, testing.RankFailed) for x in found) or MemoryError in found, found
+        failed += MemoryError in found
+        if found[0] is True:
+            break
+    assert found == [True, None] and failed > 10

@@ -2,7 +2,6 @@
 refused, deaths."""
 
 import functools
-import gc
 import itertools
 import os
 import signal
@@ -568,33 +567,11 @@ def test_every_allocation_may_fail(method):
     """Of two ranks that are threads: MemoryError where it failed, PeerFailed on the other one, and nothing stays behind."""
     set_rotate_method(method)
 
-    def work(rank, n):
+    def prepare(rank):
         x = pydist.ones(1, 2, 9, 4, dtype=pydist.bfloat16, requires_grad=True)
-        dist.barrier()
-        if rank == 0:
-            _C.fault_malloc(n)
-        dist.barrier()
-        try:
-            ring_attention(x, x, x).float().sum().backward()
-            dist.barrier()
-        except MemoryError:
-            return MemoryError
-        except dist.PeerFailed:
-            return dist.PeerFailed
-        return _C.fault_malloc(0) < n if rank == 0 else None
+        return lambda: ring_attention(x, x, x).float().sum().backward()
 
-    failed, held = 0, None
-    for n in range(1, 1000, 1 if engine.LONG else 13):
-        found = run_ranks(2, work, n, return_exceptions=True)
-        _C.fault_malloc(0)
-        gc.collect()
-        held = _C.memory_allocated() if held is None else held
-        assert _C.memory_allocated() == held
-        assert not any(isinstance(x, RankFailed) for x in found) or MemoryError in found, found
-        failed += MemoryError in found
-        if found[0] is True:
-            break
-    assert found == [True, None] and failed > 10
+    engine.every_allocation_fails(prepare, 13)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import pydist
+from lib import ranks as engine
 from lib.processes import within
 from pydist import distributed as dist
 from pydist import nn
@@ -408,3 +409,23 @@ def test_an_error_leaves_nothing_behind():
         assert pydist.equal((d @ d.t()).full_tensor(), numbers(4, 2) @ numbers(4, 2).t())
 
     run_ranks(2, work)
+
+
+def test_every_allocation_may_fail():
+    """Of two ranks that are threads, in moves of every kind, their gradients and plans: MemoryError where it failed, and
+    PeerFailed on the other one, or it is done; nothing stays behind."""
+    places = [Shard(0), Shard(1), Replicate(), Partial()]
+
+    def prepare(rank):
+        mesh = dist.device_mesh.DeviceMesh.from_group(dist.group.WORLD, "cpu")
+        x = distribute_tensor(pydist.arange(15.0).view(5, 3), mesh, [Shard(1)]).requires_grad_()
+        weight = distribute_tensor(pydist.ones(3), mesh).requires_grad_()
+
+        def steps():
+            for a, b in itertools.product(places, places):
+                y = x.redistribute(placements=[a]).redistribute(placements=[b])
+                (y.redistribute(placements=[Shard(0)]) * weight).sum().backward()
+
+        return steps
+
+    engine.every_allocation_fails(prepare, 37)
