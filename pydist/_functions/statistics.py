@@ -193,7 +193,11 @@ def diff(input, n=1, dim=-1, prepend=None, append=None):
 
 def _strips(name, y, x, dx, dim):
     along = axis_of(name, dim, y.dim())
+    if y.dim() == 0:
+        raise IndexError(f"{name}: y has no dimensions (expected at least 1)")
     n = y.shape[along]
+    if x is not None and x.dim() == 1 and x.shape[0] != n:
+        raise RuntimeError(f"{name}: x has {x.shape[0]} positions, y {n} values along dim {dim} (expected as many)")
     sums = y.narrow(along, min(n, 1), max(n - 1, 0)) + y.narrow(along, 0, max(n - 1, 0))
     if x is None:
         return sums * (dx / 2), along
@@ -205,7 +209,10 @@ def _strips(name, y, x, dx, dim):
 
 @both
 def trapezoid(y, x=None, *, dx=1, dim=-1):
-    """The integral of y along dim by the trapezoidal rule, at the positions x or with distance dx."""
+    """The integral of y along dim by the trapezoidal rule, at the positions x or with distance dx.
+
+    Where x has one dimension, it has as many positions as y has values along dim; otherwise the distances of its neighbours
+    along dim are broadcast."""
     strips, along = _strips("trapezoid", y, x, dx, dim)
     return strips.sum(along) if y.shape[along] else _C.zeros(strips.sum(along).shape, dtype=y.dtype, device=y.device)
 

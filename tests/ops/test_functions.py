@@ -460,6 +460,7 @@ WRONG = [
     (lambda x: pydist.einsum("ij,jk", x), RuntimeError, "einsum.*2 operands"), (lambda x: pydist.einsum("ijk->i", x), RuntimeError, "einsum.*ijk"), (lambda x: pydist.einsum("ij->ik", x), RuntimeError, "einsum"),
     (lambda x: pydist.einsum("ij,ij->i", x, x.T), RuntimeError, "einsum.*sizes"), (lambda x: x.unflatten(1, (2, 2)), RuntimeError, "unflatten"), (lambda x: x.movedim(0, 5), IndexError, "movedim.*5"),
     (lambda x: x.diagonal(0, 0, 0), RuntimeError, "diagonal"), (lambda x: x.bincount(), RuntimeError, "bincount"), (lambda x: x.tril().sum().tril(), RuntimeError, "tril"),
+    (lambda x: pydist.trapezoid(x[:, 0], x[0]), RuntimeError, "trapezoid.*3 positions.*2 values"), (lambda x: pydist.trapz(x.sum()), IndexError, "trapezoid.*no dimensions"),
 ]  # fmt: skip
 
 
