@@ -242,6 +242,31 @@ def test_any_key(key):
     assert np.array_equal(x.numpy(), a)
 
 
+def test_a_mask_of_several_dimensions_beside_other_indices():
+    """As NumPy reads them, for values that are read and for places that are written."""
+    x = np.arange(32.0).reshape(2, 2, 2, 2, 2)
+    entries = [
+        np.array([[True, False], [True, True]]),
+        np.array([True, True]),
+        np.array([1, 0, 1]),
+        slice(None),
+        None,
+        1,
+    ]
+    for key in itertools.product(entries, repeat=3):
+        own = tuple(pydist.tensor(k) if isinstance(k, np.ndarray) else k for k in key)
+        try:
+            want = x[key]
+        except IndexError:
+            with pytest.raises(IndexError):
+                pydist.tensor(x)[own]
+            continue
+        np.testing.assert_array_equal(pydist.tensor(x)[own].numpy(), want)
+        a, b = x.copy(), pydist.tensor(x)
+        a[key] = b[own] = -1
+        np.testing.assert_array_equal(b.numpy(), a)
+
+
 def test_errors_name_dimension_index_and_size():
     x = pydist.zeros(3, 4, 5)
     for key, want in [

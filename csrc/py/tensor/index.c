@@ -11,6 +11,7 @@ typedef struct indexed {
     pd_tensor *view;               /* [new] */
     pd_tensor *tensors[PD_MAX_DIMS]; /* [new] */
     int n;                         /* how many tensors; 0: basic indexing only */
+    int covered;                   /* dimensions of the view that they are for */
     bool advanced;
     int source;                    /* how many dimensions of the user's tensor are done, for messages */
 } indexed;
@@ -89,20 +90,18 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
                      pd_tensor_shape(x->view));
         return false;
     }
-    while (x->n < *dim) x->tensors[x->n++] = NULL;
+    for (; x->covered < *dim; x->covered++) x->tensors[x->n++] = NULL;
     x->tensors[x->n++] = t;
+    x->covered += (int)covers; /* one entry for all dimensions of a mask */
     x->advanced = true;
     *dim += (int)covers;
     x->source += (int)covers;
-    /* A mask is the entry of its first dimension; its other dimensions have no entries of their own. */
-    if (covers > 1) {
-        if (*dim > x->view->ndim) {
-            PyErr_Format(PyExc_IndexError,
-                         "index: the mask has shape %s, the tensor %s (expected equal sizes of the dimensions that the "
-                         "mask covers)",
-                         pd_tensor_shape(t), pd_tensor_shape(x->view));
-            return false;
-        }
+    if (covers > 1 && *dim > x->view->ndim) {
+        PyErr_Format(PyExc_IndexError,
+                     "index: the mask has shape %s, the tensor %s (expected equal sizes of the dimensions that the mask "
+                     "covers)",
+                     pd_tensor_shape(t), pd_tensor_shape(x->view));
+        return false;
     }
     return true;
 }
