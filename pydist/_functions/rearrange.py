@@ -256,7 +256,9 @@ def sum_to_size(self, *sizes, size=None):
             f"sum_to_size: {tuple(size)} does not broadcast to {tuple(self.shape)} (expected a size that does)"
         )
     dims = [d for d, (n, m) in enumerate(zip(want, self.shape)) if n == 1 and (m != 1 or d < lead)]
-    return (self.sum(dims, keepdim=True) if dims else self).reshape(size)
+    return (self.sum(dims, keepdim=True) if dims or not want else self).reshape(
+        size
+    )  # a number is summed: as in PyTorch
 
 
 @both

@@ -213,8 +213,10 @@ def trapezoid(y, x=None, *, dx=1, dim=-1):
 
     Where x has one dimension, it has as many positions as y has values along dim; otherwise the distances of its neighbours
     along dim are broadcast."""
+    if y.dim() and not y.shape[axis_of("trapezoid", dim, y.dim())]:
+        return _C.zeros_like(y.detach().sum(dim), dtype=y.dtype)  # of nothing, wherever it lies
     strips, along = _strips("trapezoid", y, x, dx, dim)
-    return strips.sum(along) if y.shape[along] else _C.zeros(strips.sum(along).shape, dtype=y.dtype, device=y.device)
+    return strips.sum(along)
 
 
 @function
