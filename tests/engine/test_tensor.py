@@ -251,7 +251,6 @@ def test_a_mask_of_several_dimensions_beside_other_indices():
         np.array([1, 0, 1]),
         slice(None),
         None,
-        1,
     ]
     for key in itertools.product(entries, repeat=3):
         own = tuple(pydist.tensor(k) if isinstance(k, np.ndarray) else k for k in key)

@@ -98,8 +98,8 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
     x->source += (int)covers;
     if (covers > 1 && *dim > x->view->ndim) {
         PyErr_Format(PyExc_IndexError,
-                     "index: the mask has shape %s, the tensor %s (expected equal sizes of the dimensions that the mask "
-                     "covers)",
+                     "index: the mask has shape %s, the tensor %s (expected equal sizes of the dimensions that the "
+                     "mask covers)",
                      pd_tensor_shape(t), pd_tensor_shape(x->view));
         return false;
     }
