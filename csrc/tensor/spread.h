@@ -6,18 +6,14 @@
 #define PD_TENSOR_SPREAD_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
-
-enum { /* pd_spread.parts: how the parts make the whole */
-    PD_PARTS_BESIDE,   /* one beside the other, or all the same: an elementwise op on the parts is one on the whole */
-    PD_PARTS_ADDED,    /* the whole is their sum or mean: that is true of linear ops only */
-    PD_PARTS_COMBINED, /* their product, maximum, ...: it is true of copies only */
-};
 
 typedef struct pd_spread {
     atomic_int_fast64_t users;           /* tensors, plans and spreads */
     struct pd_spread *gradient;          /* [strong] that of gradients; NULL: this one */
-    int8_t parts;
+    bool combined; /* the whole is the parts' sum, mean, maximum, ...; else they lie side by side, or are all the same,
+                      and an elementwise op on them is one on the whole */
     void (*unused)(struct pd_spread *s); /* there are none any more; called by any thread */
 } pd_spread;
 

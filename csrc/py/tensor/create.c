@@ -232,7 +232,7 @@ static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const do
                    : PyErr_Format(PyExc_TypeError, "%s: argument 'input' is missing (expected Tensor)", op);
     if (!read_options(op, kwargs, &o, &c, x->dtype)) return NULL;
     pd_spread *spread = pd_parts_are_plain ? NULL : x->spread;
-    if (spread && spread->parts != PD_PARTS_BESIDE && value && *value)
+    if (spread && spread->combined && value && *value)
         return PyErr_Format(PyExc_NotImplementedError,
                             "%s: got a DTensor with Partial placements: ones in each part make no ones (expected "
                             "redistribute() to Replicate or Shard before)",

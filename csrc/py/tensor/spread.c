@@ -129,8 +129,8 @@ static PyMethodDef methods[] = {
 };
 
 static PyMemberDef members[] = {
-    {"parts", T_BYTE, offsetof(pyspread, spread) + offsetof(pd_spread, parts), 0,
-     "How the ranks' parts make the whole: 0 one beside the other, 1 added, 2 combined otherwise."},
+    {"combined", T_BOOL, offsetof(pyspread, spread) + offsetof(pd_spread, combined), 0,
+     "Whether the whole is the sum, mean, maximum, ... of the ranks' parts."},
     {0},
 };
 

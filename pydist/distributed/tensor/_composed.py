@@ -14,17 +14,19 @@ def _cut_dims(spec):
     return {place.dim for d, place in enumerate(spec.placements) if isinstance(place, Shard) and spec.mesh.size(d) > 1}
 
 
-def _pieces(spec, dim):
-    ranks = (
-        spec.mesh.size(d) for d, place in enumerate(spec.placements) if isinstance(place, Shard) and place.dim == dim
-    )
-    return math.prod(ranks)
+def _along(spec, dim):
+    """The dimensions of the mesh that cut dimension `dim`."""
+    return [d for d, place in enumerate(spec.placements)
+            if isinstance(place, Shard) and place.dim == dim and spec.mesh.size(d) > 1]  # fmt: skip
 
 
 def _mean(call):
     """By the sum, where parts of different sizes have to count as what they are."""
     dims, spec = call.dims(), call.specs[0]
-    if all(spec.shape[d] % _pieces(spec, d) == 0 and spec.shape[d] for d in _cut_dims(spec) & dims):
+    if all(
+        spec.shape[d] and spec.shape[d] % math.prod(map(spec.mesh.size, _along(spec, d))) == 0
+        for d in _cut_dims(spec) & dims
+    ):
         return None
     count = math.prod(call.shapes[0][d] for d in dims)
 
@@ -37,7 +39,7 @@ def _mean(call):
 
 def _fill(call):
     """Of summands: the value is there once."""
-    if not call.specs[0].parts:
+    if not call.specs[0].combined:
         return None
 
     def fill(name, inputs, attrs, raw, into, wants):
@@ -130,12 +132,6 @@ def _update(so_far, now, share):
 
 
 # ---- embeddings and losses over a vocabulary that is cut
-
-
-def _along(spec, dim):
-    """The dimensions of the mesh that cut dimension `dim`."""
-    return [d for d, place in enumerate(spec.placements)
-            if isinstance(place, Shard) and place.dim == dim and spec.mesh.size(d) > 1]  # fmt: skip
 
 
 def _local(t, placements, shared=0):

@@ -167,10 +167,11 @@ class DTensor(_C.Tensor):
                 raise RuntimeError(
                     f"backward: the DTensor has shape {list(self.shape)} (expected one element, or gradient=)"
                 )
-            averaged = any(place.is_partial("avg") for place in of.placements)
-            if spec.parts or averaged or any(place.is_shard() for place in spec.placements):  # else the engine takes 1
+            if (
+                spec.combined or of.shares > 1 or any(place.is_shard() for place in spec.placements)
+            ):  # else the engine takes 1
                 gradient = of.seeded(_C.ones(spec.local_shape(), dtype=self.dtype, device=self.device))
-            if spec.parts:
+            if spec.combined:
                 gradient = _C.as_part(gradient, spec.everywhere).redistribute(placements=spec.placements)._local_tensor
         elif isinstance(gradient, DTensor):
             gradient = of.seeded(gradient.redistribute(placements=spec.placements)._local_tensor)
@@ -242,8 +243,7 @@ class DTensor(_C.Tensor):
         """This rank's part as a plain tensor over the same memory. Gradients flow back; `grad_placements` says how the
         gradient of the result lies (default: as the tensor itself)."""
         spec = self._spec
-        averaged = any(place.is_partial("avg") for place in spec.placements)
-        if grad_placements is None and not spec.shared and not averaged:
+        if grad_placements is None and not spec.shared and spec.shares == 1:
             return _C.local_part(self)
         given = tuple(Replicate() if place.is_partial() else place for place in spec.placements)
         if grad_placements is not None:
@@ -331,7 +331,7 @@ class DTensor(_C.Tensor):
         """For checkpoints: where this rank's part lies in the whole."""
         from pydist.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-        if self._spec.parts:
+        if self._spec.combined:
             raise ValueError(
                 f"checkpoint: a DTensor has the placements {self.placements}: the ranks have summands (expected "
                 "redistribute() to Shard or Replicate before)"
@@ -445,7 +445,7 @@ def _created(op, size, mesh, placements, dtype, requires_grad, draw):
     spec = spec_of(mesh, placements, shape)
     local = _C.empty(spec.local_shape(), dtype=dtype, device=mesh.device_type)
     made = make(local, spec)
-    if spec.parts:  # Partial: the same values in each part would not be those of the whole
+    if spec.combined:  # Partial: the same values in each part would not be those of the whole
         draw(whole := _C.empty(shape, dtype=dtype, device=mesh.device_type))
         made.copy_(whole)
     else:

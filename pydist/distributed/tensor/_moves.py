@@ -95,7 +95,7 @@ def move_to(spec, placements, shared=0):
     found = spec.moves.get(key)
     if found is None:
         mesh, target = spec.mesh, spec.replaced(placements)
-        if target.parts and (key, "there") in spec.moves:
+        if target.combined and (key, "there") in spec.moves:
             return spec.moves[key, "there"], target
         there = tuple(_steps(spec, spec.placements, target.placements))
         back = [_of_gradient(place, shared >> d & 1 and mesh.size(d) > 1) for d, place in enumerate(target.placements)]
@@ -112,7 +112,7 @@ def move_to(spec, placements, shared=0):
             if any(isinstance(p, Partial) and p.reduce_op in ("max", "min", "product") for p in (was, will)):
                 back.append(("refuse",))
         found = _C.Move(there, tuple(back)), target
-        if target.parts:  # it keeps the Spec of its gradient in C: a circle that Python's collector would not see
+        if target.combined:  # it keeps the Spec of its gradient in C: a circle that Python's collector would not see
             spec.moves[key, "there"] = found[0]
         else:
             spec.moves[key] = found

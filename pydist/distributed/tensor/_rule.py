@@ -77,19 +77,6 @@ def _rank_of(dtype):
     return 2 if dtype.is_complex else 1 if dtype.is_floating_point else 0
 
 
-def einsum(text, **more):
-    """A rule in einsum's words: a letter for each dimension, `-` for one that has to be whole."""
-    ins, outs = (
-        tuple(tuple(None if c == "-" else c for c in part) for part in side.split(",")) for side in text.split("->")
-    )
-
-    def rule(call):
-        given = tuple(labels if shape is not None else None for labels, shape in zip(ins, call.shapes, strict=False))
-        return Rule(given, outs, **more)
-
-    return rule
-
-
 def along(*names, linear=0):
     """An op that works along the dimensions that these attributes name, and on each place of the others by itself; the
     results have the input's dimensions, or those without the ones along which it works."""

@@ -46,8 +46,9 @@ class Spec(_C.Spread):
 
     def __init__(self, mesh, placements, shape, shared=0):
         self.mesh, self.placements, self.shape, self.shared = mesh, placements, shape, shared
-        kinds = {place.reduce_op for place in placements if isinstance(place, Partial)}
-        self.parts = 2 if kinds - {"sum", "avg"} else 1 if kinds else 0  # see _C.Spread.parts
+        self.combined = any(isinstance(place, Partial) for place in placements)  # see _C.Spread.combined
+        means = (n for n, place in zip(mesh.shape, placements, strict=True) if place.is_partial("avg"))
+        self.shares = math.prod(means)  # how many ranks' parts make a mean; 1: none
         self.size = _C.Size(shape)
         self._gradient = self._everywhere = None
         self.moves = {}  # (placements, shared) -> (Move, the Spec that it leads to)
@@ -106,12 +107,6 @@ class Spec(_C.Spread):
         """The Spec of the tensor's gradient: where ranks have summands, each has the whole gradient."""
         return self._gradient or self
 
-    @property
-    def shares(self):
-        """How many ranks' parts make a mean; 1: none."""
-        pairs = zip(self.mesh.shape, self.placements, strict=True)
-        return math.prod(n for n, place in pairs if place.is_partial("avg"))
-
     def seeded(self, local):
         """A gradient of the whole, of which this rank has `local`, as backward through this rank's part begins with it: of
         a mean over ranks, each rank's part has a share."""
@@ -121,7 +116,7 @@ class Spec(_C.Spread):
         """A plain tensor, the gradient of this rank's part, as a part of the whole's gradient."""
         spec = self.gradient()
         local = local * self.shares if self.shares > 1 else local
-        if not self.parts or not local.requires_grad:
+        if not self.combined or not local.requires_grad:
             return _C.as_part(local, spec)
         from pydist.distributed.tensor._moves import once
 
@@ -171,7 +166,7 @@ def spec_of(mesh, placements, shape, shared=0):
         spec = _made.get((*key, groups))
         if spec is None:
             spec = _made[(*key, groups)] = Spec(*key)
-    if (spec.parts or shared) and not spec._gradient:
+    if (spec.combined or shared) and not spec._gradient:
         spec._gradient = spec.replaced(
             [
                 Replicate() if isinstance(p, Partial) else Partial() if shared >> d & 1 else p
