@@ -170,7 +170,7 @@ static pd_status start_alone(pd_unit *u, int m, uint64_t site) {
     } else {
         pd_storage_retain(u->sent[m] = p->shard->storage); /* it may be replaced */
     }
-    return pd_group_all_gather_parts(u->group, in, u->parts, u->messages[m].dtype, site, &u->works[m]);
+    return pd_group_all_gather_parts(u->group, in, u->parts, u->messages[m].dtype, 0, site, &u->works[m]);
 }
 
 /* Sets the table of a packed message. */
@@ -199,7 +199,7 @@ static pd_status start_packed(pd_unit *u, int m, uint64_t site) {
         PD_TRY(put_shard(&u->params[i], at));
         at += (size_t)u->params[i].shard->numel * pd_dtype_size(t);
     }
-    return pd_group_all_gather_parts(u->group, own->data, u->parts, t, site, &u->works[m]);
+    return pd_group_all_gather_parts(u->group, own->data, u->parts, t, 0, site, &u->works[m]);
 }
 
 /* From where a packed message has put them the parts go to the wholes. */

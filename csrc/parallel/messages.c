@@ -141,7 +141,7 @@ static pd_status scatter(pd_sharded *s, const pd_section *u, pd_dtype t, void *o
     const pd_device *was;
     PD_TRY(pd_device_enter(s->members[u->first].p->shard->storage->device, &was));
     pd_status status = pd_group_reduce_scatter_parts(s->group, b->parts, out, t, PD_REDUCE_SUM, scale_here(s, u),
-                                                     s->site, &b->works[b->n]);
+                                                     0, s->site, &b->works[b->n]);
     pd_device_here = was;
     if (!status) b->n++;
     return status;

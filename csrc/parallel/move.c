@@ -151,7 +151,7 @@ static pd_status room_for(pd_tensor *made, int dim, pd_tensor **out) {
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
 static pd_status gather(const pd_step *s, pd_tensor *t, uint64_t site, pd_tensor **out) {
-    int W = pd_group_size(s->group), rank = pd_group_rank(s->group);
+    int W = pd_group_size(s->group), rank = pd_group_rank(s->group), along = PD_ALONG(s->dim, -1);
     int64_t total = sum_of(s->sizes, W), elements = per_index(t, s->dim), each;
     pd_tensor *whole = NULL, *flat = NULL, *own = NULL;
     pd_dtype dtype = wire(t->dtype, &each);
@@ -167,7 +167,7 @@ static pd_status gather(const pd_step *s, pd_tensor *t, uint64_t site, pd_tensor
                          pd_tensor_shape(t), (long long)s->sizes[rank], s->dim);
         goto done;
     }
-    MOVE(whole, pd_group_all_gather_parts(s->group, pd_tensor_data(own), parts, dtype, site, NULL));
+    MOVE(whole, pd_group_all_gather_parts(s->group, pd_tensor_data(own), parts, dtype, along, site, NULL));
     if (flat != whole && !status) status = copy_pieces(whole, s->dim, s->sizes, W, flat, false);
 done:
     pd_tensor_release(own);
@@ -187,7 +187,7 @@ static pd_status reduce(const pd_step *s, pd_tensor *t, uint64_t site, pd_tensor
 }
 
 static pd_status scatter(const pd_step *s, pd_tensor *t, uint64_t site, pd_tensor **out) {
-    int W = pd_group_size(s->group), rank = pd_group_rank(s->group);
+    int W = pd_group_size(s->group), rank = pd_group_rank(s->group), along = PD_ALONG(s->dim, -1);
     int64_t elements = per_index(t, s->dim), each;
     pd_dtype dtype = wire(t->dtype, &each);
     pd_tensor *flat = NULL, *part = NULL;
@@ -197,7 +197,7 @@ static pd_status scatter(const pd_step *s, pd_tensor *t, uint64_t site, pd_tenso
     if (!t->numel) goto done;
     PD_TRY_TO(done, pack(t, s->dim, s->sizes, W, &flat));
     lay(parts, W, pd_tensor_data(flat), s->sizes, elements * each, pd_dtype_size(dtype));
-    MOVE(t, pd_group_reduce_scatter_parts(s->group, parts, pd_tensor_data(part), dtype, s->op, 1, site, NULL));
+    MOVE(t, pd_group_reduce_scatter_parts(s->group, parts, pd_tensor_data(part), dtype, s->op, 1, along, site, NULL));
 done:
     pd_tensor_release(flat);
     return give(status, part, out);
@@ -222,7 +222,7 @@ static pd_status exchange(const pd_step *s, pd_tensor *t, uint64_t site, pd_tens
     PD_TRY_TO(done, room_for(made, s->dim, &got));
     lay(in, W, pd_tensor_data(sent), s->other_sizes, s->sizes[rank] * rest * each, bytes);
     lay(from, W, pd_tensor_data(got), s->sizes, s->other_sizes[rank] * rest * each, bytes);
-    MOVE(t, pd_group_all_to_all_parts(s->group, in, from, dtype, site, NULL));
+    MOVE(t, pd_group_all_to_all_parts(s->group, in, from, dtype, PD_ALONG(s->dim, s->other), site, NULL));
     if (got != made && !status) status = copy_pieces(made, s->dim, s->sizes, W, got, false);
 done:
     pd_tensor_release(sent);

@@ -297,7 +297,7 @@ static pd_status gather(pass *p) {
     PD_TRY(all_parts(p, p->block[0], &parts));
     pack_own(p, parts[p->rank].data);
     if (p->size == 1) return PD_OK;
-    return pd_group_all_gather_parts(p->r->group, parts[p->rank].data, parts, p->c.t, p->r->site, NULL);
+    return pd_group_all_gather_parts(p->r->group, parts[p->rank].data, parts, p->c.t, 0, p->r->site, NULL);
 }
 
 /* Each rank gives the block that it holds at this step to the next rank. work NULL: waits. */
@@ -309,7 +309,7 @@ static pd_status rotate(pass *p, int step, const char *from, char *to, pd_dtype 
     for (int s = 0; s < 2 * p->size; s++) gives[s] = (pd_part){.data = to};
     gives[next] = (pd_part){.data = (char *)(uintptr_t)from, .count = block_elements(p, source_at(p, step))};
     takes[before] = (pd_part){.data = to, .count = block_elements(p, source_at(p, step + 1))};
-    pd_status status = pd_group_all_to_all_parts(p->r->group, gives, takes, t, p->r->site, work);
+    pd_status status = pd_group_all_to_all_parts(p->r->group, gives, takes, t, 0, p->r->site, work);
     pd_storage_release(room);
     return PD_TRAIL(status);
 }
@@ -565,7 +565,7 @@ static pd_status backward_gathered(pass *p, pd_tensor **grads) {
     PD_TRY(all_parts(p, p->behind[0], &parts));
     char *own = parts[p->rank].data;
     if (p->size > 1)
-        PD_TRY(pd_group_reduce_scatter_parts(p->r->group, parts, own, p->c.t, PD_REDUCE_SUM, 1, p->r->site, NULL));
+        PD_TRY(pd_group_reduce_scatter_parts(p->r->group, parts, own, p->c.t, PD_REDUCE_SUM, 1, 0, p->r->site, NULL));
     unpack_own(own, grads);
     return PD_OK;
 }

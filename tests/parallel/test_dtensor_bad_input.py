@@ -294,6 +294,12 @@ FULL = operator.methodcaller("full_tensor")
          lambda pair: pair[1].redistribute(placements=[(Replicate(), Shard(1))[pair[0]]])),
         (lambda rank, mesh: (rank, distribute_tensor(numbers(4, 4), mesh, [Shard(0)])),
          lambda pair: (pair[1].softmax(0) if pair[0] else pair[1].sum(0).full_tensor())),
+        # messages of the same sizes
+        (lambda rank, mesh: distribute_tensor(numbers(4, 4), mesh, [Shard(rank)], src_data_rank=None), FULL),
+        (lambda rank, mesh: (rank, DTensor.from_local(numbers(4, 4), mesh, [Partial()])),
+         lambda pair: pair[1].redistribute(placements=[Shard(pair[0])])),
+        (lambda rank, mesh: (rank, distribute_tensor(numbers(4, 4, 4), mesh, [Shard(rank)], src_data_rank=None)),
+         lambda pair: pair[1].redistribute(placements=[Shard(2)])),
     ],
 )  # fmt: skip
 def test_ranks_that_differ(make, use):

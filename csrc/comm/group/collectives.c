@@ -189,9 +189,10 @@ static pd_status submit_table(pd_work *w, pd_work **work) {
     return status;
 }
 
-pd_status pd_group_all_to_all_parts(pd_group *g, const pd_part *in, const pd_part *out, pd_dtype dtype, uint64_t site,
-                                    pd_work **work) {
+pd_status pd_group_all_to_all_parts(pd_group *g, const pd_part *in, const pd_part *out, pd_dtype dtype, int along,
+                                    uint64_t site, pd_work **work) {
     pd_work w = work_of(g, PD_COLL_ALL_TO_ALL_PARTS, dtype, 0, NULL, NULL, site);
+    w.id.root = along;
     PD_TRY(check_parts(g, "all_to_all", "input", in, dtype));
     PD_TRY(check_parts(g, "all_to_all", "output", out, dtype));
     if (g->size == 1 && in->count != out->count)
@@ -207,9 +208,10 @@ pd_status pd_group_all_to_all_parts(pd_group *g, const pd_part *in, const pd_par
     return submit_table(&w, work);
 }
 
-pd_status pd_group_all_gather_parts(pd_group *g, const void *in, const pd_part *out, pd_dtype dtype, uint64_t site,
-                                    pd_work **work) {
+pd_status pd_group_all_gather_parts(pd_group *g, const void *in, const pd_part *out, pd_dtype dtype, int along,
+                                    uint64_t site, pd_work **work) {
     pd_work w = work_of(g, PD_COLL_ALL_GATHER_PARTS, dtype, 0, in, NULL, site);
+    w.id.root = along;
     PD_TRY(check_parts(g, "all_gather", "output", out, dtype));
     with_device(&w);
     PD_TRY(new_table(&w));
@@ -220,8 +222,9 @@ pd_status pd_group_all_gather_parts(pd_group *g, const void *in, const pd_part *
 }
 
 pd_status pd_group_reduce_scatter_parts(pd_group *g, const pd_part *in, void *out, pd_dtype dtype, pd_reduce op,
-                                        double scale, uint64_t site, pd_work **work) {
+                                        double scale, int along, uint64_t site, pd_work **work) {
     pd_work w = work_of(g, PD_COLL_REDUCE_SCATTER_PARTS, dtype, 0, NULL, out, site);
+    w.id.root = along;
     PD_TRY(check_parts(g, "reduce_scatter", "input", in, dtype));
     PD_TRY(pd_reduce_check("reduce_scatter", dtype, op, scale));
     with_device(&w);

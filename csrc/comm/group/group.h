@@ -128,17 +128,19 @@ pd_status pd_group_all_to_all(pd_group *g, const void *in, void *out, int64_t co
 /* out[r] = rank r's in[rank], with parts of different sizes (algo/parts.h). The tables have `size` parts, by rank, and
    are read before the call returns. No part of `out` overlaps one of `in`. PD_E_MISMATCH on all ranks: sizes do not fit
    together; the error says which pair differs. Cost: the bytes of the parts for and from others; as many steps as the
-   largest part has pieces of 256 KiB / (W-1), or 2 for large parts. */
-pd_status pd_group_all_to_all_parts(pd_group *g, const pd_part *in, const pd_part *out, pd_dtype dtype, uint64_t site,
-                                    pd_work **work);
+   largest part has pieces of 256 KiB / (W-1), or 2 for large parts. `along`, here and below: what the parts are to the
+   caller, which must be equal on all ranks: PD_ALONG, or 0, nothing to compare. */
+#define PD_ALONG(dim, other) (1 + (dim) + (1 + (other)) * 256) /* along `dim`, made of parts along `other` or -1 */
+pd_status pd_group_all_to_all_parts(pd_group *g, const pd_part *in, const pd_part *out, pd_dtype dtype, int along,
+                                    uint64_t site, pd_work **work);
 /* out[r] = rank r's `in`, which has the size of that rank's out[r]. All ranks give the same sizes. `in` may be
    out[rank]. */
-pd_status pd_group_all_gather_parts(pd_group *g, const void *in, const pd_part *out, pd_dtype dtype, uint64_t site,
-                                    pd_work **work);
+pd_status pd_group_all_gather_parts(pd_group *g, const void *in, const pd_part *out, pd_dtype dtype, int along,
+                                    uint64_t site, pd_work **work);
 /* out = scale * reduce over ranks of their in[rank], in the order of algo/reduce.h; all ranks give the same sizes.
    `out` may be in[rank]. */
 pd_status pd_group_reduce_scatter_parts(pd_group *g, const pd_part *in, void *out, pd_dtype dtype, pd_reduce op,
-                                        double scale, uint64_t site, pd_work **work);
+                                        double scale, int along, uint64_t site, pd_work **work);
 pd_status pd_group_barrier(pd_group *g, uint64_t site, pd_work **work);
 /* A barrier before the ranks read `count` gradients of unit number `unit` in each other's memory (parallel/sharded.h).
    All ranks give the same numbers. */

@@ -33,6 +33,14 @@ uint64_t pd_identity_hash(const pd_identity *id, uint32_t epoch) {
     return mix(mix(mix(mix(0, epoch), word[0]), word[1]), word[2]);
 }
 
+/* Of parts, what PD_ALONG (group.h) says. */
+static void along_text(int along, char *text, size_t size) {
+    const int dim = along % 256 - 1, other = along / 256 - 1;
+    if (!along) return;
+    if (other < 0) snprintf(text, size, ", along dimension %d", dim);
+    else snprintf(text, size, ", from dimension %d to %d", other, dim);
+}
+
 int pd_identity_text(const pd_identity *id, char *text, size_t size) {
     const char *name = id->coll < PD_COLL_COUNT ? pd_collective_names[id->coll] : "?";
     const char *dtype = id->dtype < PD_DTYPE_COUNT ? pd_dtype_name((pd_dtype)id->dtype) : "?";
@@ -44,12 +52,19 @@ int pd_identity_text(const pd_identity *id, char *text, size_t size) {
     case PD_COLL_BARRIER: case PD_COLL_READ_SHARDS: case PD_COLL_WRITE_SHARDS:
         return snprintf(text, size, "%s()", name);
     case PD_COLL_SEGMENT: return snprintf(text, size, "%s(%.0f bytes)", name, id->scale);
-    case PD_COLL_ALL_TO_ALL_PARTS: snprintf(more, sizeof more, ", the largest part"); break;
-    case PD_COLL_ALL_GATHER_PARTS: snprintf(more, sizeof more, ", in parts"); break;
+    case PD_COLL_ALL_TO_ALL_PARTS:
+        n = snprintf(more, sizeof more, ", the largest part");
+        along_text(id->root, more + n, sizeof more - (size_t)n);
+        break;
+    case PD_COLL_ALL_GATHER_PARTS:
+        n = snprintf(more, sizeof more, ", in parts");
+        along_text(id->root, more + n, sizeof more - (size_t)n);
+        break;
     case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE_SCATTER: case PD_COLL_REDUCE_SCATTER_PARTS:
         n = snprintf(more, sizeof more, ", %s", reduce);
         if (id->scale != 1) n += snprintf(more + n, sizeof more - (size_t)n, ", scale=%g", id->scale);
-        if (id->root) snprintf(more + n, sizeof more - (size_t)n, ", logical shards %08x", (unsigned)id->root);
+        if (id->coll == PD_COLL_REDUCE_SCATTER_PARTS) along_text(id->root, more + n, sizeof more - (size_t)n);
+        else if (id->root) snprintf(more + n, sizeof more - (size_t)n, ", logical shards %08x", (unsigned)id->root);
         break;
     case PD_COLL_REDUCE: snprintf(more, sizeof more, ", %s, root=%d", reduce, id->root); break;
     case PD_COLL_BROADCAST: case PD_COLL_GATHER: case PD_COLL_SCATTER:

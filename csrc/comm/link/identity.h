@@ -52,7 +52,7 @@ extern const char *const pd_reduce_names[PD_REDUCE_COUNT];
 
 typedef struct pd_identity { /* what must be equal on all ranks */
     uint8_t coll, dtype, reduce, device; /* device: pd_device_kind, perhaps with PD_IDENTITY_CAPTURED */
-    int32_t root;   /* 0 if there is none; of a sum over logical shards: the hash of their table */
+    int32_t root;   /* 0 if there is none; of a sum over logical shards: the hash of their table; of parts: PD_ALONG */
     int64_t count;  /* elements */
     double scale;   /* 1: none */
 } pd_identity;

@@ -331,7 +331,7 @@ static pd_status exchange_parts(call *c, PyObject *out_sizes, PyObject *in_sizes
     PD_TRY(parts_of(c, &c->in, in_sizes, "input", in));
     PD_TRY(parts_of(c, &c->out, out_sizes, "output", out));
     PD_TRY(check_apart(c, in, out, size));
-    RUN(c, pd_group_all_to_all_parts(c->self->group, in, out, c->in.dtype, c->site, WORK(c)));
+    RUN(c, pd_group_all_to_all_parts(c->self->group, in, out, c->in.dtype, 0, c->site, WORK(c)));
     return c->status;
 }
 
@@ -371,7 +371,7 @@ PD_PY_METHOD(pd_py_group_all_gather) {
     if (!take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) || !take(&c, a[0], NULL, "output", use, &c.out))
         return finish(&c);
     if (parts && !(c.status = check_own(&c, &c.out, "output", &c.in, "input")))
-        RUN(&c, pd_group_all_gather_parts(c.self->group, c.in.ptr, c.parts, c.in.dtype, c.site, WORK(&c)));
+        RUN(&c, pd_group_all_gather_parts(c.self->group, c.in.ptr, c.parts, c.in.dtype, 0, c.site, WORK(&c)));
     if (!parts && !(c.status = check_parts(&c, &c.out, "output", &c.in, "input", coalesced)))
         RUN(&c, pd_group_all_gather(c.self->group, c.in.ptr, c.out.ptr, c.in.count, c.in.dtype, c.site, WORK(&c)));
     return finish(&c);
@@ -410,7 +410,7 @@ PD_PY_METHOD(pd_py_group_reduce_scatter) {
         return finish(&c);
     }
     if (parts && !(c.status = check_own(&c, &c.in, "input", &c.out, "output")))
-        RUN(&c, pd_group_reduce_scatter_parts(c.self->group, c.parts, c.out.ptr, c.out.dtype, op, scale, c.site,
+        RUN(&c, pd_group_reduce_scatter_parts(c.self->group, c.parts, c.out.ptr, c.out.dtype, op, scale, 0, c.site,
                                               WORK(&c)));
     if (!parts && !(c.status = check_parts(&c, &c.in, "input", &c.out, "output", coalesced)))
         RUN(&c, pd_group_reduce_scatter(c.self->group, c.in.ptr, c.out.ptr, c.out.count, c.out.dtype, op, scale,
