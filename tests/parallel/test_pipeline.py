@@ -766,6 +766,126 @@ def test_tied_weights(name):
     run_ranks(p, differ)
 
 
+# ---- clipping and loss scaling over stages
+
+
+def clip(schedule, parameters, max_norm, order=2.0, **options):
+    norm = nn.utils.get_total_norm(schedule.gradients(), order, group=dist.group.WORLD, **options)
+    nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm.item()
+
+
+def check_clipping(rank, p, name, dtype):
+    """The norms of three steps, by order, and the parameters."""
+    stages, parts = placed(name, rank, p, made(2 * p, dtype=dtype))
+    schedule, (x, y) = scheduled(name, stages, 4), batch(8, dtype=dtype)
+    own = [q for s in sorted(parts) for layer in parts[s] for q in layer.parameters()]
+    optimizer, norms = optim.AdamW(own, lr=1e-2), []
+    for order in (2.0, float("inf"), 1.0, 2.0):
+        optimizer.zero_grad()
+        step(schedule, x, y)
+        norms.append(clip(schedule, own, 0.05, order))
+        optimizer.step()
+    return norms, {s: [q for layer in parts[s] for q in layer.parameters()] for s in parts}
+
+
+@pytest.mark.parametrize("name, p", [("1F1B", 2), ("1F1B", 3), ("ZBVZeroBubble", 2)])
+def test_gradients_of_all_stages_are_clipped_by_one_norm(name, p):
+    """The 2-norm has the bits of one process; other norms and the parameters are within 1e-12."""
+    found = run_ranks(p, check_clipping, p, name, pydist.float64)
+    model, (x, y) = nn.Sequential(*made(2 * p, dtype=pydist.float64)), batch(8, dtype=pydist.float64)
+    optimizer, norms = optim.AdamW(model.parameters(), lr=1e-2), []
+    for order in (2.0, float("inf"), 1.0, 2.0):
+        optimizer.zero_grad()
+        for a, b in zip(x.chunk(4), y.chunk(4), strict=True):
+            (F.mse_loss(model(a), b) / 4).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.05, order).item())
+        optimizer.step()
+    assert all(norms == pytest.approx(rank_norms, rel=1e-12) and norms[0] == rank_norms[0] for rank_norms, _ in found)
+    per = 2 if name == "1F1B" else 1
+    for _, stages in found:
+        for s, parameters in stages.items():
+            want = [q for layer in list(model)[s * per : (s + 1) * per] for q in layer.parameters()]
+            assert all((a - b).abs().max() <= 1e-12 for a, b in zip(parameters, want, strict=True))
+
+
+def test_clipping_counts_tied_weights_once_and_stages_without_gradients():
+    x = pydist.randint(0, 17, (6, 5), generator=pydist.Generator().manual_seed(2))
+    y = x.roll(1, 1)
+
+    def loss(out, target):
+        return F.cross_entropy(out, target.flatten())
+
+    def work(rank):
+        stages, parts = placed("1F1B", rank, 3, tokens(3))
+        parts[rank][0].requires_grad_(rank != 1)
+        schedule = scheduled("1F1B", stages, 3, loss)
+        schedule.tie_weights(0, "embed.weight", 2, "head.weight")
+        step(schedule, x, y)
+        norm = clip(schedule, parts[rank][0].parameters(), 0.1)
+        return norm, {name: q.grad for name, q in parts[rank][0].named_parameters()}
+
+    found = run_ranks(3, work)
+    model = nn.Sequential(*tokens(3))
+    model[1].requires_grad_(False)
+    model[-1].head.weight = model[0].embed.weight
+    loss(model(x), y).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1).item()
+    assert [one for one, _ in found] == pytest.approx([norm] * 3, rel=1e-7)  # float32 on the rank without a gradient
+    for s, (_, grads) in enumerate(found):
+        for name, q in model[s].named_parameters():
+            assert (grads[name] is None) == (s == 1)
+            assert s == 1 or (grads[name] - q.grad).abs().max() <= 1e-12
+
+
+def test_clipping_refuses_what_is_not_finite_on_all_ranks():
+    def work(rank):
+        stages, parts = placed("1F1B", rank, 2, made(4))
+        schedule, (x, y) = scheduled("1F1B", stages, 2), batch(8)
+        step(schedule, x, y)
+        if rank == 1:
+            next(parts[1][0].parameters()).grad.view(-1)[0] = float("nan")
+        with pytest.raises(RuntimeError, match="non-finite"):
+            clip(schedule, [], 1.0, error_if_nonfinite=True)
+
+    run_ranks(2, work)
+
+
+def test_an_overflow_in_one_stage_skips_the_step_of_all():
+    """The scale falls on all ranks; steps without overflow have the gradients of one process."""
+
+    def work(rank):
+        stages, parts = placed("1F1B", rank, 2, made(4, dtype=pydist.float64))
+        scaler = pydist.amp.GradScaler("cpu", init_scale=64.0, process_group=dist.group.WORLD)
+        schedule = scheduled("1F1B", stages, 4, lambda out, y: scaler.scale(F.mse_loss(out, y)))
+        own, (x, y) = [q for layer in parts[rank] for q in layer.parameters()], batch(8, dtype=pydist.float64)
+        optimizer, scales = optim.SGD(own, lr=0.1), []
+        for n in range(3):
+            optimizer.zero_grad()
+            step(schedule, x, y)
+            if n == 1 and rank == 0:
+                own[0].grad.view(-1)[0] = float("inf")
+            scaler.unscale_(optimizer)
+            if n != 1:
+                clip(schedule, own, 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return scales, own
+
+    found = run_ranks(2, work)
+    assert [scales for scales, _ in found] == [[64.0, 32.0, 32.0]] * 2
+    model, (x, y) = nn.Sequential(*made(4, dtype=pydist.float64)), batch(8, dtype=pydist.float64)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    own = [q for _, parameters in found for q in parameters]
+    assert all((a - b).abs().max() <= 1e-12 for a, b in zip(own, model.parameters(), strict=True))
+
+
 # ---- data parallel on stages
 
 

@@ -12,6 +12,11 @@ class Tie:
         self._tag, self._ends = _FIRST_TAG + number, ends
         self._before = None
 
+    @property
+    def copy(self):
+        """The second end, if it is on this rank."""
+        return self._ends[1][1]
+
     def begin(self):
         """Puts the gradients that are there aside."""
         self._before = []

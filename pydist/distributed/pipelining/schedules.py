@@ -221,6 +221,30 @@ class _PipelineSchedule:
             )
         self._ties.append(Tie(len(self._ties), ends))
 
+    def gradients(self):
+        """A list of the gradients of this rank's stages, of a tied weight on one rank only: with `get_total_norm(...,
+        group=)`, the norm of all stages' gradients is that of one process. Its 2-norm depends neither on the stages nor on how
+        gradients are sharded.
+
+        >>> import pydist
+        >>> from pydist import distributed as dist, nn
+        >>> from pydist.distributed.pipelining import PipelineStage, ScheduleGPipe
+        >>> def work(rank):
+        ...     layer = nn.Linear(1, 1, bias=False)
+        ...     layer.weight.grad = pydist.tensor([[3.0 + rank]])
+        ...     schedule = ScheduleGPipe(PipelineStage(layer, rank, 2, "cpu"), 2, nn.functional.mse_loss)
+        ...     norm = nn.utils.get_total_norm(schedule.gradients(), group=dist.group.WORLD)
+        ...     nn.utils.clip_grads_with_norm_(layer.parameters(), 1.0, norm)
+        ...     return norm.item(), layer.weight.grad
+        >>> pydist.testing.run_ranks(2, work)
+        [(5.0, tensor([[0.6000]])), (5.0, tensor([[0.8000]]))]
+        """
+        copies = {id(tie.copy) for tie in self._ties}
+        own = {
+            id(p): p for stage in self._stages if hasattr(stage.submod, "parameters") for p in stage.submod.parameters()
+        }
+        return [p.grad for key, p in own.items() if p.grad is not None and key not in copies]
+
     def timeline(self):
         """How long the actions of the last step took, by the ranks' clocks: a `Simulation`, to be laid beside `simulate`. All
         ranks call it. On several hosts the clocks have to agree."""
