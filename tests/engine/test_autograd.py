@@ -1291,6 +1291,30 @@ def test_a_later_result_of_an_op_becomes_a_leaf():
     assert pydist.autograd.grad(m * 5, m)[0].item() == 5
 
 
+def test_a_pack_hook_that_fails_leaves_a_node_that_says_so():
+    """The Function has changed its input before; what is the input's history then has nothing saved."""
+
+    class Double(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x * 1)
+            ctx.mark_dirty(x)
+            return x.mul_(2)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.saved_tensors[0]
+
+    def pack(t):
+        raise ValueError("of pack")
+
+    x = pydist.ones(3, requires_grad=True) * 1
+    with pytest.raises(ValueError, match="of pack"), saved_tensors_hooks(pack, lambda p: p):
+        Double.apply(x)
+    with pytest.raises(RuntimeError, match="pack hook for saved tensors failed"):
+        x.sum().backward()
+
+
 def test_a_view_that_a_function_wrote_and_a_hook_packed_is_freed():
     class Double(pydist.autograd.Function):
         @staticmethod
