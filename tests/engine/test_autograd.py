@@ -1294,7 +1294,7 @@ def test_a_later_result_of_an_op_becomes_a_leaf():
 def test_a_pack_hook_that_fails_leaves_a_node_that_says_so():
     """The Function has changed its input before; what is the input's history then has nothing saved."""
 
-    class Double(Function):
+    class Double(pydist.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             ctx.save_for_backward(x * 1)
@@ -1309,7 +1309,7 @@ def test_a_pack_hook_that_fails_leaves_a_node_that_says_so():
         raise ValueError("of pack")
 
     x = pydist.ones(3, requires_grad=True) * 1
-    with pytest.raises(ValueError, match="of pack"), saved_tensors_hooks(pack, lambda p: p):
+    with pytest.raises(ValueError, match="of pack"), pydist.autograd.graph.saved_tensors_hooks(pack, lambda p: p):
         Double.apply(x)
     with pytest.raises(RuntimeError, match="pack hook for saved tensors failed"):
         x.sum().backward()
