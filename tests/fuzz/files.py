@@ -29,6 +29,7 @@ import runner
 
 import pydist
 from pydist import _numpy_pickle, _unpickle, _utils, safetensors, serialization, storage
+from pydist.distributed.tensor import _files  # noqa: F401 - load imports it for DTensors: here before it is watched
 from pydist.nn import Parameter
 from pydist.vision.datasets import cifar
 
