@@ -33,10 +33,13 @@ uint64_t pd_identity_hash(const pd_identity *id, uint32_t epoch) {
     return mix(mix(mix(mix(0, epoch), word[0]), word[1]), word[2]);
 }
 
-/* Of parts, what PD_ALONG (group.h) says. */
-static void along_text(int along, char *text, size_t size) {
-    const int dim = along % 256 - 1, other = along / 256 - 1;
-    if (!along) return;
+/* Of parts, what PD_ALONG (group.h) says, else "". */
+static void along_text(const pd_identity *id, char *text, size_t size) {
+    const bool parts = id->coll == PD_COLL_ALL_GATHER_PARTS || id->coll == PD_COLL_REDUCE_SCATTER_PARTS ||
+                       id->coll == PD_COLL_ALL_TO_ALL_PARTS;
+    const int dim = id->root % 256 - 1, other = id->root / 256 - 1;
+    *text = 0;
+    if (!parts || !id->root) return;
     if (other < 0) snprintf(text, size, ", along dimension %d", dim);
     else snprintf(text, size, ", from dimension %d to %d", other, dim);
 }
@@ -46,25 +49,19 @@ int pd_identity_text(const pd_identity *id, char *text, size_t size) {
     const char *dtype = id->dtype < PD_DTYPE_COUNT ? pd_dtype_name((pd_dtype)id->dtype) : "?";
     const char *reduce = id->reduce < PD_REDUCE_COUNT ? pd_reduce_names[id->reduce] : "?";
     long long count = (long long)id->count;
-    char more[96] = "";
+    char more[96] = "", along[64];
     int n;
     switch (id->coll) {
     case PD_COLL_BARRIER: case PD_COLL_READ_SHARDS: case PD_COLL_WRITE_SHARDS:
         return snprintf(text, size, "%s()", name);
     case PD_COLL_SEGMENT: return snprintf(text, size, "%s(%.0f bytes)", name, id->scale);
-    case PD_COLL_ALL_TO_ALL_PARTS:
-        n = snprintf(more, sizeof more, ", the largest part");
-        along_text(id->root, more + n, sizeof more - (size_t)n);
-        break;
-    case PD_COLL_ALL_GATHER_PARTS:
-        n = snprintf(more, sizeof more, ", in parts");
-        along_text(id->root, more + n, sizeof more - (size_t)n);
-        break;
+    case PD_COLL_ALL_TO_ALL_PARTS: snprintf(more, sizeof more, ", the largest part"); break;
+    case PD_COLL_ALL_GATHER_PARTS: snprintf(more, sizeof more, ", in parts"); break;
     case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE_SCATTER: case PD_COLL_REDUCE_SCATTER_PARTS:
         n = snprintf(more, sizeof more, ", %s", reduce);
         if (id->scale != 1) n += snprintf(more + n, sizeof more - (size_t)n, ", scale=%g", id->scale);
-        if (id->coll == PD_COLL_REDUCE_SCATTER_PARTS) along_text(id->root, more + n, sizeof more - (size_t)n);
-        else if (id->root) snprintf(more + n, sizeof more - (size_t)n, ", logical shards %08x", (unsigned)id->root);
+        if (id->root && id->coll != PD_COLL_REDUCE_SCATTER_PARTS)
+            snprintf(more + n, sizeof more - (size_t)n, ", logical shards %08x", (unsigned)id->root);
         break;
     case PD_COLL_REDUCE: snprintf(more, sizeof more, ", %s, root=%d", reduce, id->root); break;
     case PD_COLL_BROADCAST: case PD_COLL_GATHER: case PD_COLL_SCATTER:
@@ -78,6 +75,8 @@ int pd_identity_text(const pd_identity *id, char *text, size_t size) {
         break;
     default: break;
     }
+    along_text(id, along, sizeof along);
     const char *captured = id->device & PD_IDENTITY_CAPTURED ? ", captured" : "";
-    return snprintf(text, size, "%s(%s[%lld]%s%s%s)", name, dtype, count, id->device ? " on cuda" : "", more, captured);
+    return snprintf(text, size, "%s(%s[%lld]%s%s%s%s)", name, dtype, count, id->device ? " on cuda" : "", more, along,
+                    captured);
 }
