@@ -256,9 +256,8 @@ def sum_to_size(self, *sizes, size=None):
             f"sum_to_size: {tuple(size)} does not broadcast to {tuple(self.shape)} (expected a size that does)"
         )
     dims = [d for d, (n, m) in enumerate(zip(want, self.shape)) if n == 1 and (m != 1 or d < lead)]
-    return (self.sum(dims, keepdim=True) if dims or not want else self).reshape(
-        size
-    )  # a number is summed: as in PyTorch
+    summed = dims or not want  # a number, too, as in PyTorch: sums of small integers are int64
+    return (self.sum(dims, keepdim=True) if summed else self).reshape(size)
 
 
 @both

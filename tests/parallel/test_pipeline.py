@@ -776,7 +776,7 @@ def clip(schedule, parameters, max_norm, order=2.0, **options):
 
 
 def check_clipping(rank, p, name, dtype):
-    """The norms of three steps, by order, and the parameters."""
+    """The norms of four steps, of several orders, and the parameters."""
     stages, parts = placed(name, rank, p, made(2 * p, dtype=dtype))
     schedule, (x, y) = scheduled(name, stages, 4), batch(8, dtype=dtype)
     own = [q for s in sorted(parts) for layer in parts[s] for q in layer.parameters()]

@@ -167,9 +167,8 @@ class DTensor(_C.Tensor):
                 raise RuntimeError(
                     f"backward: the DTensor has shape {list(self.shape)} (expected one element, or gradient=)"
                 )
-            if (
-                spec.combined or of.shares > 1 or any(place.is_shard() for place in spec.placements)
-            ):  # else the engine takes 1
+            cut = any(place.is_shard() for place in spec.placements)
+            if cut or spec.combined or of.shares > 1:  # else the engine takes 1
                 gradient = of.seeded(_C.ones(spec.local_shape(), dtype=self.dtype, device=self.device))
             if spec.combined:
                 gradient = _C.as_part(gradient, spec.everywhere).redistribute(placements=spec.placements)._local_tensor
