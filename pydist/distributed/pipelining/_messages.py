@@ -170,7 +170,10 @@ class Messages:
         for work, _ in self._sends:
             work.wait()
         self._sends = []
+        mover = self._mover
         self.close()
+        if mover is not None and not self._posted:  # all that it watches is done: it ends now, and keeps no work
+            mover.join()
 
     def close(self):
         """Ends the thread. Nothing is waited for."""
