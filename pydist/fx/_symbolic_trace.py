@@ -24,6 +24,21 @@ _here = threading.local()  # .tracer: the one that traces in this thread
 _lock = threading.RLock()  # one trace at a time: it replaces functions
 
 
+def current_tracer():
+    """The tracer that traces in this thread, or None."""
+    return getattr(_here, "tracer", None)
+
+
+@contextmanager
+def untraced():
+    """What runs in this context is not traced."""
+    tracer, _here.tracer = current_tracer(), None
+    try:
+        yield
+    finally:
+        _here.tracer = tracer
+
+
 class PHBase:
     """In concrete_args: an input that stays one."""
 
@@ -36,7 +51,7 @@ PH = PHBase()
 
 def _called(function, target, args, kwargs):
     """The function's result; with proxies among its arguments, while this thread traces, a proxy for a call of target."""
-    found = find_proxy((args, kwargs)) if getattr(_here, "tracer", None) is not None else None
+    found = find_proxy((args, kwargs)) if current_tracer() is not None else None
     if found is None:
         return function(*args, **kwargs)
     return found.tracer.create_proxy("call_function", target, args, kwargs)
@@ -139,19 +154,19 @@ def _patched(tracer, root, fn):
 
     @functools.wraps(call)
     def module_call(self, *args, **kwargs):
-        at = getattr(_here, "tracer", None)
+        at = current_tracer()
         if at is None:
             return call(self, *args, **kwargs)
         return at.call_module(self, lambda *a, **k: call(self, *a, **k), args, kwargs)
 
     @functools.wraps(get)
     def module_get(self, name):
-        value, at = get(self, name), getattr(_here, "tracer", None)
+        value, at = get(self, name), current_tracer()
         return value if at is None else at.getattr(name, value, at._parameter_proxies)
 
     with _lock:
         before = []
-        outer, _here.tracer = getattr(_here, "tracer", None), tracer
+        outer, _here.tracer = current_tracer(), tracer
         try:
             for space, name, thing in _places(tracer, root, fn):
                 before.append((space, name, space.get(name, missing)))

@@ -23,8 +23,8 @@ def _compiled(code):
     return space["forward"]
 
 
-def _put(root, path, value):
-    """Sets root.a.b = value, with empty modules on the way where there are none."""
+def _put(root, path, value, persistent=True):
+    """Sets root.a.b = value, with empty modules on the way where there are none. persistent: of a buffer."""
     *way, name = path.split(".")
     for part in way:
         if not hasattr(root, part):
@@ -32,11 +32,18 @@ def _put(root, path, value):
         root = getattr(root, part)
     if isinstance(value, _C.Tensor) and not isinstance(value, Parameter):
         if name not in root._buffers:
-            root.register_buffer(name, value)
+            root.register_buffer(name, value, persistent)
         else:
             setattr(root, name, value)
     else:
         setattr(root, name, value)
+
+
+def _is_persistent(root, path):
+    """Whether a tensor of the root is in its state dict."""
+    way, _, name = path.rpartition(".")
+    owner = _at(root, way) if way else root
+    return name in owner._buffers and name not in owner._non_persistent_buffers_set
 
 
 def _at(root, path):
@@ -87,7 +94,7 @@ class GraphModule(Module):
                     raise RuntimeError(
                         f"Node {node} referenced target {node.target} but that target was not provided in `root`! (expected it there)"
                     ) from None
-                _put(self, node.target, value)
+                _put(self, node.target, value, isinstance(root, dict) or _is_persistent(root, node.target))
         self.meta = dict(getattr(root, "meta", {}) or {}) if isinstance(root, Module) else {}
         self.graph = graph
 

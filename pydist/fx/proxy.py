@@ -82,6 +82,16 @@ class TracerBase:
             "function argument (expected a program that knows how many elements there are)"
         )
 
+    def index(self, obj):
+        """Called where the program uses a proxy as a number."""
+        raise TraceError("a traced value was used as an index (expected a number that is known)")
+
+    def length(self, obj):
+        """Called where the program asks for a proxy's length."""
+        raise RuntimeError(
+            "'len' is not supported in symbolic tracing by default (expected fx.wrap('len') at module level)"
+        )
+
     def keys(self, obj):
         """Called for **proxy."""
         return Attribute(obj, "keys")()
@@ -139,12 +149,10 @@ class Proxy:
         return self.tracer.to_bool(self)
 
     def __len__(self):
-        raise RuntimeError(
-            "'len' is not supported in symbolic tracing by default (expected fx.wrap('len') at module level)"
-        )
+        return self.tracer.length(self)
 
     def __index__(self):
-        raise TraceError("a traced value was used as an index (expected a number that is known)")
+        return self.tracer.index(self)
 
     def __setitem__(self, index, value):
         raise TypeError("'Proxy' object does not support item assignment (expected an op that returns a new tensor)")

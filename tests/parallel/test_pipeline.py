@@ -4,7 +4,6 @@ import hashlib
 import os
 import signal
 import time
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from pydist import nn, optim
 from pydist.distributed import pipelining
 from pydist.distributed.device_mesh import init_device_mesh
 from pydist.distributed.fsdp import fully_shard
-from pydist.distributed.pipelining import PipelineStage, SplitPoint, pipeline, simulate
+from pydist.distributed.pipelining import PipelineStage, simulate
 from pydist.distributed.pipelining.microbatch import TensorChunkSpec, merge_chunks, split_args_kwargs_into_chunks
 from pydist.distributed.pipelining.schedules import _PipelineScheduleRuntime, get_schedule_class
 from pydist.nn import functional as F
@@ -628,42 +627,6 @@ def test_memory_is_that_of_the_live_microbatches():
         live, grown = most(name)
         assert live == count
         assert (count - 1) * one * 0.95 <= grown <= count * one * 1.35 + 6 * one / 8, (name, grown / one)
-
-
-# ---- a model that is cut
-
-
-def test_a_sequential_is_cut():
-    """At both kinds of points, also inside; names stay; a step has the bits of the whole model."""
-
-    def model():
-        pydist.manual_seed(0)
-        inner = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12))
-        return nn.Sequential(OrderedDict(a=nn.Linear(12, 12), b=inner, c=nn.Linear(12, 12), d=nn.ReLU()))
-
-    spec = {"b.1": SplitPoint.BEGINNING, "b": SplitPoint.END, "c": SplitPoint.END}
-    pipe = pipeline(model(), (), split_spec=spec)
-    parts = [list(pipe.get_stage_module(i).state_dict()) for i in range(pipe.num_stages)]
-    assert parts == [
-        ["a.weight", "a.bias", "b.0.weight", "b.0.bias"],
-        ["b.2.weight", "b.2.bias"],
-        ["c.weight", "c.bias"],
-        [],
-    ]
-
-    def work(rank):
-        pipe = pipeline(model(), (), split_spec=spec)
-        stages = [pipe.build_stage(s, "cpu") for s in (rank, 3 - rank)]
-        x, y = batch(6)
-        step(scheduled("ZBVZeroBubble", stages, 3), x, y)
-        return {name: q.grad for stage in stages for name, q in stage.submod.named_parameters()}
-
-    first, second = run_ranks(2, work)
-    whole, (x, y) = model(), batch(6)
-    for a, b in zip(x.chunk(3), y.chunk(3), strict=True):
-        (F.mse_loss(whole(a), b) / 3).backward()
-    found = {**first, **second}
-    assert sha(found[name] for name, _ in whole.named_parameters()) == sha(q.grad for q in whole.parameters())
 
 
 def test_hosts_of_their_own(tmp_path):

@@ -137,31 +137,6 @@ def test_tables(tmp_path):
     schedule.step(x, target=x)  # with the table from before
 
 
-def test_cuts():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 4))
-    begin, end = pipelining.SplitPoint.BEGINNING, pipelining.SplitPoint.END
-    cut = pipelining.pipeline
-    for spec in ({"0": begin}, {"2": end}, {"1": begin, "0": end}, {"1.0": begin}, {"1.1": end}):
-        with pytest.raises(ValueError, match="without modules"):
-            cut(model, (), split_spec=spec)
-    with pytest.raises(ValueError, match="split_spec names '3'"):
-        cut(model, (), split_spec={"3": begin})
-    with pytest.raises(TypeError, match="split_spec has 1 for '1'"):
-        cut(model, (), split_spec={"1": 1})
-    with pytest.raises(NotImplementedError, match="module is Linear, whose forward is its own"):
-        cut(nn.Linear(1, 1), ())
-    with pytest.raises(NotImplementedError, match="split_policy"):
-        cut(model, (), split_policy=lambda module: module)
-    with pytest.raises(ValueError, match="get_stage_module: stage_idx is 1"):
-        cut(model, ()).get_stage_module(1)
-    model[2].weight = model[0].weight
-    with pytest.raises(ValueError, match="2.weight of stage 1 is 0.weight of stage 0"):
-        cut(model, (), split_spec={"2": begin})
-    shared = nn.Linear(4, 4)
-    with pytest.raises(ValueError, match="of stage 1 is .* of stage 0"):
-        cut(nn.Sequential(shared, nn.Tanh(), shared), (), split_spec={"1": begin})
-
-
 # ---- what ranks know together
 
 

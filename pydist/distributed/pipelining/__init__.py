@@ -16,7 +16,7 @@ from pydist.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 from pydist.distributed.pipelining.simulation import Simulation, simulate
-from pydist.distributed.pipelining.split import Pipe, SplitPoint, pipeline
+from pydist.distributed.pipelining.split import Pipe, SplitPoint, build_stage, pipe_split, pipeline
 from pydist.distributed.pipelining.stage import PipelineStage
 
 __all__ = [
@@ -32,7 +32,9 @@ __all__ = [
     "Simulation",
     "SplitPoint",
     "StageFailed",
+    "build_stage",
     "microbatch",
+    "pipe_split",
     "pipeline",
     "simulate",
     "tables",

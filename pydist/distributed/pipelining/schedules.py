@@ -68,6 +68,7 @@ class _PipelineSchedule:
         self._has_backward = loss_fn is not None
         self._num_stages, self.pp_group_size = self._stages[0].num_stages, self._stages[0].group_size
         self._spans, self._lowered, self._hashes, self._ties = None, {}, {}, []
+        self._untied = self._stages[0].ties  # of the model that `pipeline` has cut
         self._set_table(self._table())
 
     def _table(self):
@@ -157,6 +158,9 @@ class _PipelineSchedule:
         for stage in self._stages:
             stage.has_backward = self._has_backward
             stage.clear_runtime_states()
+        while self._untied:
+            self.tie_weights(*self._untied[0])
+            self._untied = self._untied[1:]
         row = self._with_messages(self._has_backward)[self._stages[0].group_rank]
         step = Step(self, row, None, None, None, loss_kwargs, return_outputs)
         try:
@@ -202,8 +206,9 @@ class _PipelineSchedule:
         for index, path in ((stage, name), (other_stage, other_name)):
             if index not in self.stage_index_to_group_rank:
                 raise ValueError(f"tie_weights: stage {index!r} (expected 0 to {self._num_stages - 1})")
-            own = [s for s in self._stages if s.stage_index == index]
-            p = own[0].submod.get_parameter(path) if own else None
+            own = [s.submod for s in self._stages if s.stage_index == index]
+            own = [m.module if hasattr(m, "reduce_in_next_backward") else m for m in own]  # DistributedDataParallel
+            p = own[0].get_parameter(path) if own else None
             if p is not None and _C.spread_of(p) is not None:
                 raise NotImplementedError(
                     f"tie_weights: {path} of stage {index} is sharded (expected a whole parameter)"

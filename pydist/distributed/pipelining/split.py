@@ -1,11 +1,13 @@
-"""A Sequential cut into stages."""
+"""A model cut into stages, where submodules are named or where `pipe_split` is called."""
 
-from collections import OrderedDict
+import copy
+import sys
 from enum import Enum
+from typing import NamedTuple
 
 from pydist.distributed.pipelining.stage import PipelineStage
 
-__all__ = ["Pipe", "SplitPoint", "pipeline"]
+__all__ = ["Pipe", "PipeInfo", "SplitPoint", "build_stage", "pipe_split", "pipeline"]
 
 
 class SplitPoint(Enum):
@@ -15,16 +17,57 @@ class SplitPoint(Enum):
     END = 2
 
 
-class Pipe:
-    """The stages of a model, whose parameters keep the names that they have in the model."""
+def pipe_split():
+    """In a model's forward: here a stage begins, if `pipeline` cuts the model. Else it does nothing.
 
-    def __init__(self, modules):
-        self._modules = modules
+    >>> import pydist
+    >>> from pydist import nn
+    >>> from pydist.distributed.pipelining import pipe_split, pipeline
+    >>> class Net(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+    ...     def forward(self, x):
+    ...         y = self.first(x).relu()
+    ...         pipe_split()
+    ...         return self.second(y) + x
+    >>> pipe = pipeline(Net(), (pydist.ones(1, 2),))
+    >>> [sorted(pipe.get_stage_module(i).state_dict()) for i in range(pipe.num_stages)]
+    [['first.bias', 'first.weight'], ['second.bias', 'second.weight']]
+    """
+    fx = sys.modules.get("pydist.fx._symbolic_trace")
+    tracer = None if fx is None else fx.current_tracer()
+    if tracer is not None:
+        tracer.create_node("call_function", pipe_split, (), {})
+
+
+class PipeInfo(NamedTuple):
+    """What `Pipe.info` says: the whole model's fx.Graph, the number of stages, and the weights that stages share:
+    [(stage, name, other stage, other name), ...]."""
+
+    graph: object
+    num_stages: int
+    has_loss_and_backward: bool = False
+    ties: tuple = ()
+
+
+class Pipe:
+    """The stages of a model, whose parameters keep the names that they have in the model. Called with the model's arguments,
+    it runs all of them here."""
+
+    def __init__(self, graph, modules, ties=()):
+        self._graph, self._modules, self._ties = graph, modules, tuple(ties)
 
     @property
     def num_stages(self):
         """How many stages there are."""
         return len(self._modules)
+
+    def __call__(self, *args, **kwargs):
+        result = self._modules[0](*args, **kwargs)
+        for module in self._modules[1:]:
+            result = module(*result) if isinstance(result, tuple) else module(result)
+        return result
 
     def get_stage_module(self, stage_idx):
         """The module of a stage."""
@@ -34,85 +77,112 @@ class Pipe:
 
     def build_stage(self, stage_index, device, group=None):
         """The PipelineStage with this number."""
-        return PipelineStage(self.get_stage_module(stage_index), stage_index, self.num_stages, device, group=group)
+        return build_stage(self.get_stage_module(stage_index), stage_index, self.info(), device, group)
+
+    def info(self):
+        """A PipeInfo, for build_stage."""
+        return PipeInfo(self._graph, self.num_stages, ties=self._ties)
 
     def __repr__(self):
         return f"Pipe({len(self._modules)} stages)"
 
 
-def _sequential(what, module):
-    """The class Sequential, if the module's forward is its own one."""
-    for cls in type(module).__mro__:
-        if cls.__name__ == "Sequential" and cls.__module__.split(".")[:2] == ["pydist", "nn"]:
-            if type(module).forward is cls.forward:
-                return cls
-            break
-    raise NotImplementedError(
-        f"pipeline: {what} is {type(module).__name__}, whose forward is its own (expected a Sequential; make the stages of "
-        "other modules by hand, with PipelineStage)"
-    )
+def build_stage(stage_module, stage_index, pipe_info, device, group=None):
+    """A PipelineStage of a Pipe's module that has been changed or wrapped. pipe_info: from `Pipe.info`."""
+    stage = PipelineStage(stage_module, stage_index, pipe_info.num_stages, device, group=group)
+    stage.ties = pipe_info.ties
+    return stage
 
 
-def _pieces(module, path, marks):
-    """[{name: child}, ...] of the module's stages. Children with marks below are cut, too."""
-    cls, pieces = _sequential(repr(path) if path else "module", module), [OrderedDict()]
-    for name, child in module._modules.items():
-        full = f"{path}.{name}" if path else name
-        if marks.get(full) is SplitPoint.BEGINNING:
-            pieces.append(OrderedDict())
-        if any(mark.startswith(f"{full}.") for mark in marks):
-            first, *more = _pieces(child, full, marks)
-            pieces[-1][name] = first
-            pieces += [OrderedDict({name: piece}) for piece in more]
-        else:
-            pieces[-1][name] = child
-        if marks.get(full) is SplitPoint.END:
-            pieces.append(OrderedDict())
-    if path and not all(pieces):
-        raise ValueError(f"pipeline: split_spec leaves a part of {path!r} without modules (expected at least one)")
-    return [cls(piece) for piece in pieces] if path else (cls, pieces)
+def _marks(module, split_spec):
+    """{path: (whether a stage begins before it, whether one begins behind it)}."""
+    spec, names = dict(split_spec or {}), {name for name, _ in module.named_modules() if name}
+    for name, point in spec.items():
+        if name not in names:
+            raise ValueError(f"pipeline: split_spec names {name!r} (expected a submodule: one of {sorted(names)})")
+        if not isinstance(point, SplitPoint):
+            raise TypeError(f"pipeline: split_spec has {point!r} for {name!r} (expected a SplitPoint)")
+    return {name: (point is SplitPoint.BEGINNING, point is SplitPoint.END) for name, point in spec.items()}
 
 
-def _check_apart(modules):
-    """No parameter, buffer or module belongs to two stages."""
-    owner = {}
+def _own_copy(module, path):
+    """Gives a stage its own copy of a parameter. The model keeps the modules that have it as they are."""
+    *way, name = path.split(".")
+    for part in way:
+        own = copy.copy(module._modules[part])
+        own._modules, own._parameters = dict(own._modules), dict(own._parameters)
+        module._modules[part] = module = own
+    p = module._parameters[name]
+    module._parameters[name] = type(p)(p.detach().clone(), p.requires_grad)
+
+
+def _separate(modules):
+    """Gives each stage its own copy of a parameter that several have. Returns the ties between them. Raises ValueError for
+    a module that two stages call, and for a buffer that one of them writes."""
+    owner, ties, nodes = {}, [], [node for module in modules for node in module.graph.nodes]
+    in_place = [node.args[0] for node in nodes if node.op == "call_method" and node.target.endswith("_")]
+    written = {node.target for node in in_place if node.op == "get_attr"}
     for stage, module in enumerate(modules):
-        named = [*module.named_parameters(), *module.named_buffers(), *((n, m) for n, m in module.named_modules() if n)]
-        for name, thing in named:
+        read = {node.target for node in module.graph.nodes if node.op == "get_attr"} - written
+        called = {node.target for node in module.graph.nodes if node.op == "call_module"}
+        things = [(n, module.get_submodule(n)) for n in called]
+        things += [(n, b) for n, b in module.named_buffers() if n not in read]
+        for name, thing in things:
             before, where = owner.setdefault(id(thing), (stage, name))
             if before != stage:
                 raise ValueError(
                     f"pipeline: {name} of stage {stage} is {where} of stage {before} (expected no sharing)"
                 )
+        for name, p in list(module.named_parameters()):
+            before, where = owner.setdefault(id(p), (stage, name))
+            if before != stage:
+                if (before, where) in [tie[:2] for tie in ties]:
+                    raise ValueError(
+                        f"pipeline: {name} of stage {stage} belongs to three stages (expected at most two)"
+                    )
+                ties.append((before, where, stage, name))
+                _own_copy(module, name)
+    return ties
 
 
 def pipeline(module, mb_args, mb_kwargs=None, split_spec=None, split_policy=None):
-    """Cuts a Sequential, and Sequentials in it, into stages. split_spec: {path of a submodule: SplitPoint}. Returns a `Pipe`.
+    """Cuts a model into stages. Returns a `Pipe`.
 
-    mb_args and mb_kwargs are accepted, as in PyTorch; no shapes are needed. Other modules than Sequential, and split_policy,
-    raise NotImplementedError.
+    split_spec: {path of a submodule: SplitPoint}: stages begin before or behind it. Without it they begin where forward calls
+    `pipe_split()`. split_policy: a function that gets the model as a `fx.GraphModule`, puts calls of pipe_split into its
+    graph, and returns it.
 
+    mb_args, mb_kwargs: arguments for one microbatch. The model is traced with their shapes. It is not run, and needs no
+    memory: it may stand on the device meta. Lengths may change later. Where forward branches or loops by a shape or by an
+    argument that is no tensor, another microbatch has to go the same way, or the stage raises AssertionError. Arguments that
+    are not given have their defaults. Without mb_args (None or ()) no control flow may depend on inputs. What depends on
+    values of tensors raises `fx.TraceError` with the line. Modules that are not cut are not looked into.
+
+    What a stage needs of an earlier one goes through all between: skip connections, numbers such as lengths, too. A parameter
+    of two stages is tied: each has its own copy, and `step` gives both the sum of their gradients, as with tie_weights of a
+    schedule. A module that two stages call raises ValueError.
+
+    >>> import pydist
     >>> from pydist import nn
     >>> from pydist.distributed.pipelining import SplitPoint, pipeline
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> pipe = pipeline(model, (), split_spec={"2": SplitPoint.BEGINNING})
+    >>> pipe = pipeline(model, (pydist.ones(1, 2),), split_spec={"2": SplitPoint.BEGINNING})
     >>> [sorted(pipe.get_stage_module(i).state_dict()) for i in range(pipe.num_stages)]
     [['0.bias', '0.weight'], ['2.bias', '2.weight']]
     """
+    from pydist.fx import GraphModule
+    from pydist.fx.passes import stages
+
+    if not hasattr(module, "named_modules"):
+        raise TypeError(f"pipeline: module is {type(module).__name__} (expected a Module)")
+    if split_policy is not None and split_spec:
+        raise ValueError("pipeline: split_spec and split_policy were given (expected one of them)")
+    marks = _marks(module, split_spec)
+    args = mb_args if isinstance(mb_args, (tuple, list)) else () if mb_args is None else (mb_args,)
+    traced = stages.trace(module, args, dict(mb_kwargs or {}), marks, pipe_split)
     if split_policy is not None:
-        raise NotImplementedError("pipeline: split_policy (expected split_spec)")
-    marks = dict(split_spec or {})
-    names = {name for name, _ in module.named_modules() if name}
-    for name, point in marks.items():
-        if name not in names:
-            raise ValueError(f"pipeline: split_spec names {name!r} (expected a submodule: one of {sorted(names)})")
-        if not isinstance(point, SplitPoint):
-            raise TypeError(f"pipeline: split_spec has {point!r} for {name!r} (expected a SplitPoint)")
-    cls, pieces = _pieces(module, "", marks)
-    if not all(pieces):
-        raise ValueError(
-            f"pipeline: split_spec {marks} leaves stage {pieces.index({})} without modules (expected at least one)"
-        )
-    modules = [cls(piece) for piece in pieces]
-    _check_apart(modules)
-    return Pipe(modules)
+        traced = split_policy(traced)
+        if not isinstance(traced, GraphModule):
+            raise TypeError(f"pipeline: split_policy returned {type(traced).__name__} (expected a GraphModule)")
+    modules = stages.cut(traced, pipe_split)
+    return Pipe(traced.graph, modules, _separate(modules))

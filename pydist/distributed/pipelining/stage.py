@@ -68,7 +68,7 @@ class PipelineStage:
         self.device = _C.device("cpu") if device is None else _C.device(device)
         self.group, self.dw_builder = for_call(group), dw_builder
         self.group_rank, self.group_size = self.group.rank, self.group.size
-        self.has_backward = False
+        self.has_backward, self.ties = False, ()
         self._kept = {}  # microbatch -> _Kept
 
     @property
