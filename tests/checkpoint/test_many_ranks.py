@@ -5,6 +5,7 @@ import os
 import resource
 import struct
 import time
+import zlib
 
 import pytest
 
@@ -69,14 +70,17 @@ class Group:
 
 
 def others(groups, path):
-    """All ranks but 0: their words, then they wait for the answer. Returns how many bytes they have said."""
-    waiting = []
-    for group in groups:
-        words = Words(group)
-        words.say(f"- 1000000000 {group.rank:08x} {0:08x}".encode())
+    """All ranks but 0: their words before and after writing, then they wait for the answers. Returns how many bytes they
+    have said."""
+    all_words = [Words(group) for group in groups]
+    for group, words in zip(groups, all_words, strict=True):
+        group.store.set(words._key(f"print/{group.rank}"), f"{zlib.crc32(b'{}'):08x}")
+        group.store.begin(GET, words._key("print"))
+    assert all(group.store.end()[1] == b"equal" for group in groups)
+    for group, words in zip(groups, all_words, strict=True):
+        words.say(f"- 1000000000 {group.rank:08x}".encode())
         group.store.begin(GET, words._key("done"))
-        waiting.append(group.store)
-    assert all(store.end()[1] == b"1" for store in waiting)
+    assert all(group.store.end()[1] == b"1" for group in groups)
     return Store.said
 
 
@@ -92,7 +96,8 @@ def committed(rank_0, rest, path):
         finally:
             os._exit(0)
     words = Words(rank_0)
-    words.say(b"- 1000000000 00000000 00000000")
+    assert words.holders({}) is None
+    words.say(b"- 1000000000 00000000")
     assert len(words.collect(path)) == RANKS
     words.tell()
     os.close(write)
@@ -107,7 +112,7 @@ def planned(state, path, rank):
     """Seconds that a rank needs to know what it writes, its header included."""
 
     class Alone:
-        id, ranks = "id", RANKS
+        id, ranks, holders = "id", RANKS, staticmethod(lambda listing: None)
 
     Alone.rank = rank
     begin = time.perf_counter()

@@ -1,7 +1,8 @@
-"""What ranks tell each other about a save: one word each over the store, and rank 0's answer. No collective, so a save in
-the background never meets the training's collectives."""
+"""What ranks tell each other about a save over the store: before it which plain tensors they have, after it one word each,
+and rank 0's answers. No collective, so a save in the background never meets the training's collectives."""
 
 import itertools
+import json
 import os
 import secrets
 import socket
@@ -29,6 +30,24 @@ def words_of(group=None, no_dist=False):
     return Words(None)
 
 
+def _all_equal(words):
+    """Whether ranks say the same, but those that have failed, of which all hear at the end."""
+    return b"equal" if len(set(words) - {_ERROR}) <= 1 else b"differ"
+
+
+def _merged(words):
+    """JSON of {name: [ranks that have it]}, or of a text that says what does not fit."""
+    known, holders = {}, {}
+    for rank, word in enumerate(words):
+        for name, text in json.loads(word).items():
+            first, before = known.setdefault(name, (rank, text))
+            if before != text:
+                said = f"save: {name!r} is {before} on rank {first} and {text} on rank {rank} (expected TensorPart for parts)"
+                return json.dumps(said).encode()
+            holders.setdefault(name, []).append(rank)
+    return json.dumps(holders).encode()
+
+
 def _get(store, key):
     while True:
         try:
@@ -41,7 +60,7 @@ class Words:
     """The words of one save. `id` is the same on all ranks, and never comes again."""
 
     def __init__(self, group):
-        self.rank, self.ranks, self._store, self._group = 0, 1, None, "alone"
+        self.rank, self.ranks, self._store, self._group, self._asked = 0, 1, None, "alone", False
         if group is None:
             self.wait_for_last()
             self.number, run = next(_alone), f"{_run}{os.getpid():x}"  # a forked process has a number of its own
@@ -84,6 +103,34 @@ class Words:
     def _key(self, what):
         return f"{self._group}/{self.number}/{what}"
 
+    def holders(self, listing):
+        """{name: the ranks that have it} of plain tensors; None if all ranks have the same ones. listing: {name: text} of this
+        rank, in which a dtype and a shape stand. Raises CheckpointException if a name has two of them. Waits until all ranks
+        are here; cost: one word of 8 bytes each way, and the lists where they differ."""
+        if self.ranks == 1:
+            return None
+        text = json.dumps(listing, sort_keys=True).encode("utf-8", "surrogatepass")
+        if self._exchanged("print", f"{zlib.crc32(text):08x}".encode(), _all_equal) == b"equal":
+            return None
+        found = json.loads(self._exchanged("names", text, _merged))
+        if isinstance(found, str):
+            raise CheckpointException(found)
+        return found
+
+    def _exchanged(self, what, word, merge):
+        """merge(words of all ranks), which rank 0 makes, on all ranks."""
+        self._asked = True
+        if self.rank:
+            self._store.set(self._key(f"{what}/{self.rank}"), word)
+            return _get(self._store, self._key(what))
+        words = [word]
+        for rank in range(1, self.ranks):
+            words.append(_get(self._store, self._key(f"{what}/{rank}")))
+            self._store.delete(self._key(f"{what}/{rank}"))
+        merged = merge(words)
+        self._store.set(self._key(what), merged)
+        return merged
+
     def say(self, word):
         """Tells rank 0 this rank's word (bytes)."""
         if self.ranks > 1 and self.rank:
@@ -93,6 +140,10 @@ class Words:
     def say_error(self, text):
         """Tells rank 0 that this rank has failed."""
         text = f"rank {self.rank} on {socket.gethostname()}: {text}"
+        if self.ranks > 1 and not self._asked:  # nobody waits for this rank in `holders`
+            self._store.set(
+                self._key(f"print/{self.rank}" if self.rank else "print"), _ERROR if self.rank else b"equal"
+            )
         self.say(_ERROR + text.encode("utf-8", "replace")[:2000])
 
     def collect(self, path):
@@ -121,7 +172,8 @@ class Words:
         text = "; ".join(f"{rank}\t{text}" for rank, text in failures.items())
         self._store.set(self._key("done"), f"!{error}\n{text}".encode("utf-8", "replace") if error else b"1")
         if self.number > 1:
-            self._store.delete(f"{self._group}/{self.number - 1}/done")  # all have heard it, as they have come here
+            for what in ("done", "print", "names"):  # all have heard them, as they have come here
+                self._store.delete(f"{self._group}/{self.number - 1}/{what}")
 
     def listen(self, path):
         """On other ranks: waits for rank 0's answer. Raises CheckpointException as rank 0 does."""

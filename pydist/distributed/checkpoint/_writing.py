@@ -62,6 +62,7 @@ class Writing:
         }
         planner.rank, planner.ranks = self.words.rank, self.words.ranks
         planner.set_up_planner(plain(state_dict), StorageMeta(self.path, self.words.id), self.words.rank == 0)
+        planner.holders = self.words.holders(planner.listing() if hasattr(planner, "listing") else {})
         plan = planner.finish_plan(planner.create_local_plan())
         items, leaves = [], {}
         for item in plan.items:
@@ -80,9 +81,8 @@ class Writing:
             items.append((item.index.fqn, tuple(item.index.offset), data, item.tensor_data.size))
         items = self._copied(items, later)
         self.files = self._divide(items, {**_format.tree(leaves, plan.planner_data or {}), "save_id": self.words.id})
-        if not items and not (leaves and self.words.rank == 0):
+        if not items and not (leaves and (self.words.rank == 0 or planner.holders)):
             self.files = []
-        self.fingerprint = planner.fingerprint() if hasattr(planner, "fingerprint") else 0
 
     def _copied(self, items, later):
         """The items with tensors of the CPU. later: GPUs copy theirs to pinned memory in the order of their current streams,
@@ -166,7 +166,7 @@ class Writing:
             if file.state:
                 file.path, file.boxes.tensors = os.path.join(self.path, os.path.basename(path)), None
                 _links[self._link_key()] = file
-        self.words.say(f"{word}{self.fingerprint:08x}".encode())
+        self.words.say(word.encode())
 
     def _write_file(self, file, path, staged):
         head, boxes = file.boxes.header(None, file.more), file.boxes
@@ -249,19 +249,13 @@ class Writing:
         _C.io_rename(part, os.path.join(self.path, _format.HEADERS))
 
     def _commit(self, words):
-        files, prints = [], set()
+        files = []
         for rank, word in enumerate(words):
-            *rest, fingerprint = word.decode().split()
-            prints.add(fingerprint)
+            rest = word.decode().split()
             for kind, nbytes, crc in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
                 name = self._name_of("" if kind == "-" else kind, rank)
                 files.append({"name": name, "bytes": int(nbytes), "header_crc": int(crc, 16)})
         self.names = [file["name"] for file in files]
-        if len(prints) > 1:
-            raise CheckpointException(
-                f"save: {self.path}: ranks have plain tensors of different names, dtypes or shapes (expected TensorPart for a "
-                "tensor that not all ranks have)"
-            )
         about = {
             "save_id": self.words.id,
             "created": time.time(),

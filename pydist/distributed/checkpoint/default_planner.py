@@ -1,12 +1,11 @@
 """The planners that `save` and `load` use. Programs derive theirs from them."""
 
 import io
-import zlib
 
 from pydist import _C
 from pydist.distributed.checkpoint._tree import decode, encode, flatten, put
 from pydist.distributed.checkpoint.api import CheckpointException
-from pydist.distributed.checkpoint.layout import TensorPart, meet, wanted, written
+from pydist.distributed.checkpoint.layout import TensorPart, as_part, meet, wanted, written
 from pydist.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -75,6 +74,7 @@ class DefaultSavePlanner(SavePlanner):
     ):
         self.flatten_state_dict, self.allow_pickle = flatten_state_dict, allow_pickle
         self.dedup_save_to_lowest_rank = dedup_save_to_lowest_rank
+        self.holders = None  # {name: ranks} of plain tensors, where ranks have different ones
 
     def set_up_planner(self, state_dict, storage_meta=None, is_coordinator=False):
         """Takes the state."""
@@ -85,7 +85,7 @@ class DefaultSavePlanner(SavePlanner):
         """What this rank writes: a share of the rows of each tensor, its parts of others, and all values that are no
         tensors, which are small."""
         tensors = {name: value for name, value in self.state_dict.items() if _is_tensor(value)}
-        boxes, self._boxes, self._bytes, items = written(tensors, self.rank, self.ranks), {}, {}, []
+        boxes, self._boxes, self._bytes, items = written(tensors, self.rank, self.ranks, self.holders), {}, {}, []
         for name, offsets, tensor, shape in boxes:
             kind = WriteItemType.SHARD if tensor.shape != shape else WriteItemType.TENSOR
             box = ChunkStorageMetadata(offsets, tuple(tensor.shape))
@@ -99,14 +99,13 @@ class DefaultSavePlanner(SavePlanner):
         self.plan = SavePlan(items, planner_data=self.mappings)
         return self.plan
 
-    def fingerprint(self):
-        """A number that is the same on all ranks if their plain tensors have the same names, dtypes and shapes."""
-        text = [
-            f"{name} {value.dtype} {tuple(value.shape)}"
-            for name, value in sorted(self.state_dict.items())
-            if isinstance(value, _C.Tensor)
-        ]
-        return zlib.crc32("\n".join(text).encode("utf-8", "surrogatepass"))
+    def listing(self):
+        """{name: dtype and shape} of the plain tensors of this rank."""
+        found = {}
+        for name, value in self.state_dict.items():
+            if _is_tensor(value) and not isinstance(as_part(value), TensorPart):
+                found[name] = f"{value.dtype} of shape {tuple(value.shape)}"
+        return found
 
     def finish_plan(self, new_plan):
         """The plan as it is."""

@@ -1,9 +1,10 @@
 """Which boxes of which tensors a rank holds, and which of them it writes. No rank asks another one: all compute it.
 
-A box is a part of a tensor with sides along its dimensions: offsets and sizes. A tensor in a state is the same on all
+A box is a part of a tensor with sides along its dimensions: offsets and sizes. A plain tensor in a state is the same on all
 ranks, which share the writing. A TensorPart says that this rank holds only a part of a tensor.
 """
 
+import zlib
 from math import prod
 
 from pydist import _C
@@ -153,10 +154,10 @@ def _shared(offsets, tensor, number, count, owner):
     return (offsets, tensor) if number == owner else None
 
 
-def written(state, rank, ranks):
+def written(state, rank, ranks, holders=None):
     """[(name, offsets, tensor, shape of the whole)]: what rank `rank` of `ranks` writes of the tensors and parts in
     `state`. Small tensors go to the rank that has the fewest bytes of small tensors so far; all ranks see them in one
-    order."""
+    order. holders: {name: the ranks that have it} of plain tensors, where ranks have different ones."""
     found, loads = [], [0] * ranks
     for number, name in enumerate(sorted(state)):
         value = as_part(state[name])
@@ -165,6 +166,11 @@ def written(state, rank, ranks):
                 part = _shared(offsets, tensor, value.replica, value.replicas, number % value.replicas)
                 if part:
                     found.append((name, *part, value.shape))
+        elif holders is not None:
+            value, own = value.detach(), holders[name]
+            part = _shared((0,) * value.dim(), value, own.index(rank), len(own), zlib.crc32(name.encode()) % len(own))
+            if part:
+                found.append((name, *part, tuple(value.shape)))
         else:
             value = value.detach()
             owner = loads.index(min(loads))

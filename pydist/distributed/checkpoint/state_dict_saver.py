@@ -57,13 +57,13 @@ def save(
     """Saves a state as the folder `checkpoint_id`. All ranks call it, and each writes a share.
 
     state_dict: a dict; its values are tensors, TensorParts, numbers, text, containers of these, and objects with
-    state_dict(), such as modules and optimizers. Plain tensors are the same on all ranks. storage_writer: a
+    state_dict(), such as modules and optimizers. A plain tensor is the same on all ranks that have its name. storage_writer: a
     FileSystemWriter with options. process_group: the ranks that save; no_dist: this process alone does. about: a dict of
     JSON values for the manifest.
 
     When it returns, the checkpoint is on the disk. If any rank fails or dies, it raises CheckpointException on all and
     leaves an older checkpoint of that name as it was. Cost: each rank writes 1/W of the bytes of replicated tensors;
-    ranks send each other one word of at most 64 bytes, and no collective.
+    ranks send each other two words of at most 64 bytes, and no collective.
 
     >>> import os, pydist, tempfile
     >>> from pydist import nn
