@@ -247,7 +247,8 @@ def test_a_llama_in_parallel():
     for options, ranks, own in (
         (("--tp", 2, "--sp"), 2, "22,048"), (("--tp", 2, "--sp", "--loss-parallel", "--checkpoint"), 4, "11,024"),
         (("--dp", 2, "--ddp"), 2, "43,936"),
-        (("--cp", 2, "--tp", 2, "--sp"), 4, "11,024"),
+        (("--cp", 2, "--tp", 2, "--sp"), 4, "11,024"), (("--pp", 2, "--dp", 2), 4, "10,976"),
+        (("--pp", 2, "--tp", 2, "--schedule", "GPipe", "--microbatches", 2), 4, "11,008"),
     ):  # fmt: skip
         losses, said = llama(*options, ranks=ranks)
         assert f"of which rank 0 has {own}" in said
@@ -255,7 +256,7 @@ def test_a_llama_in_parallel():
 
 
 @pytest.mark.parametrize("options, text", [
-    (("--tp", 2), "--dp 1 x --cp 1 x --tp 2 is not the number of ranks, 1"), (("--data", os.devnull), "has 0 bytes"),
+    (("--tp", 2), "--pp 1 x --dp 1 x --cp 1 x --tp 2 is not the number of ranks, 1"), (("--data", os.devnull), "has 0 bytes"),
     (("--dp", 1, "--heads", 3), "multiple"),
 ])  # fmt: skip
 def test_the_llama_says_what_is_wrong(refusal, options, text):
