@@ -121,8 +121,8 @@ def in_stages(model, group, kind, microbatches, wrap):
     pipe = pipeline(model, (pydist.zeros(1, 2, dtype=pydist.int64),), split_spec=marks)
     modules = [wrap(pipe.get_stage_module(s)) for s in own]
     stages = [build_stage(m, s, pipe.info(), "cpu", group) for m, s in zip(modules, own, strict=True)]
-    schedule = get_schedule_class(kind)
-    return schedule(stages if len(own) > 1 else stages[0], microbatches, token_loss), modules
+    make = get_schedule_class(kind)
+    return make(stages if len(own) > 1 else stages[0], microbatches, summed_loss, scale_grads="count"), modules
 
 
 def shared_out(model, mesh, args):
@@ -138,6 +138,11 @@ def shared_out(model, mesh, args):
 def token_loss(logits, t):
     """The mean cross entropy of tokens."""
     return F.cross_entropy(logits.flatten(0, 1), t.flatten())
+
+
+def summed_loss(logits, t):
+    """The sum of the cross entropies of tokens, and their number."""
+    return F.cross_entropy(logits.flatten(0, 1), t.flatten(), reduction="sum"), t.numel()
 
 
 def loss_of(model, x, t, losses=False):
@@ -156,7 +161,7 @@ def gradients_of(schedule, model, x, t, losses=False):
     seen = []
     with loss_parallel() if losses else nullcontext():
         schedule.step(x, target=t, losses=seen, return_outputs=False)
-    return sum(seen) / len(seen) if seen else pydist.zeros(())
+    return sum(loss for loss, _ in seen) / sum(count for _, count in seen) if seen else pydist.zeros(())
 
 
 def clip(schedule, parameters, limit):

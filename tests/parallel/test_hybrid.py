@@ -109,7 +109,7 @@ WAYS = {
     "pp, cp": dict(pp=2, cp=2),
     "pp, cp, ZBV": dict(pp=2, cp=2, schedule="ZBVZeroBubble"),
     "pp, tp": dict(pp=2, tp=2, loss_parallel=True),
-    "pp 4": dict(pp=4, microbatches=2),
+    "pp 4, uneven microbatches": dict(pp=4, microbatches=3),
 }
 if LONG:
     WAYS["all"] = dict(pp=2, dp=2, cp=2, tp=2, sp=True, loss_parallel=True, checkpoint=True)
@@ -175,7 +175,8 @@ def costs(group):
 
 
 def test_fully_shard_gathers_nothing_and_reduces_once():
-    """In common memory: forwards and backwards of 4 microbatches have the collectives of one, and nothing is sent."""
+    """In common memory: forwards and backwards of 4 microbatches have the collectives of one, and nothing is sent but the
+    count of tokens."""
 
     def work(rank, microbatches):
         training = Training(options(pp=2, dp=2, microbatches=microbatches))
@@ -185,7 +186,7 @@ def test_fully_shard_gathers_nothing_and_reduces_once():
         return [b - a for a, b in zip(before, costs(training.data), strict=True)]
 
     few, many = run_ranks(4, work, 1), run_ranks(4, work, 4)
-    assert few == many and all(steps > 0 and not any(moved) for steps, *moved in few)
+    assert few == many and all(steps > 0 and max(moved) <= 8 for steps, *moved in few)
 
 
 # ---- checkpoints

@@ -15,6 +15,7 @@ from pydist import nn, optim
 from pydist.distributed import pipelining
 from pydist.distributed.device_mesh import init_device_mesh
 from pydist.distributed.fsdp import fully_shard
+from pydist.distributed.optim import ZeroRedundancyOptimizer
 from pydist.distributed.pipelining import PipelineStage, simulate
 from pydist.distributed.pipelining.microbatch import TensorChunkSpec, merge_chunks, split_args_kwargs_into_chunks
 from pydist.distributed.pipelining.schedules import _PipelineScheduleRuntime, get_schedule_class
@@ -921,3 +922,129 @@ def test_gradients_are_reduced_once(name):
 
     few, many = run_ranks(4, work, 2), run_ranks(4, work, 8)
     assert few == many and all(max(counts) > 0 for counts in few)
+
+
+@pytest.mark.parametrize("name", ["1F1B", "ZBVZeroBubble"])
+def test_states_of_a_stage_are_shared_out(name):
+    """ZeroRedundancyOptimizer over dp has the bits of the optimizer without it, and a part of its states."""
+
+    def work(rank, shared):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+        group, dp = mesh.get_group("pp"), mesh.get_group("dp")
+        stages, parts = placed(name, group.rank, 2, made(8), group=group)
+        for stage in stages:
+            stage.submod = nn.parallel.DistributedDataParallel(stage.submod, process_group=dp)
+        params = [q for s in sorted(parts) for layer in parts[s] for q in layer.parameters()]
+        if shared:
+            optimizer = ZeroRedundancyOptimizer(params, optim.AdamW, process_group=dp, lr=1e-2)
+        else:
+            optimizer = optim.AdamW(params, lr=1e-2)
+        schedule, (x, y) = scheduled(name, stages, 4), batch(8)
+        for _ in range(3):
+            optimizer.zero_grad()
+            step(schedule, x + dp.rank, y)
+            optimizer.step()
+        held = sum(t.numel() for state in optimizer.state.values() for t in state.values() if t.ndim)
+        return sha(params), held
+
+    plain, shared = run_ranks(4, work, False), run_ranks(4, work, True)
+    assert [bits for bits, _ in plain] == [bits for bits, _ in shared]
+    assert all(part <= 0.6 * whole for (_, whole), (_, part) in zip(plain, shared, strict=True))
+
+
+# ---- losses that count
+
+
+def summed(out, target):
+    """The sum and the number of the targets that are not ignored."""
+    return F.cross_entropy(out, target, reduction="sum", ignore_index=-1), (target >= 0).sum()
+
+
+def tokens_of(rows, replica=0):
+    """Targets of which many are ignored, more in some microbatches than in others."""
+    x, _ = batch(rows, dtype=pydist.float64)
+    target = pydist.randint(0, 12, (rows,), generator=pydist.Generator().manual_seed(replica))
+    target[: rows // 2 + replica] = -1
+    return x + replica, target
+
+
+@pytest.mark.parametrize("wrap", [None, "ddp", "fully_shard", "replicas"])
+@pytest.mark.parametrize("name, m", [("1F1B", 3), ("ZBVZeroBubble", 4)])
+def test_losses_with_counts(name, m, wrap):
+    """Gradients are those of all sums over all counts, of all replicas, whatever was there before; losses are pairs."""
+    data = {None: 1, "ddp": 2, "fully_shard": 2, "replicas": 4}[wrap]
+
+    def work(rank):
+        mesh = init_device_mesh("cpu", (max(1, data // 2), min(2, data), 2), mesh_dim_names=("copies", "dp", "pp"))
+        group, layers = mesh.get_group("pp"), made(4, dtype=pydist.float64)
+        stages, parts = placed(name, group.rank, 2, layers, group=group)
+        for stage in stages:
+            if wrap == "ddp":
+                stage.submod = nn.parallel.DistributedDataParallel(stage.submod, process_group=mesh.get_group("dp"))
+            elif wrap:
+                fully_shard(stage.submod, mesh=mesh["dp"] if wrap == "fully_shard" else mesh["copies", "dp"])
+        schedule = scheduled(name, stages, m, summed, scale_grads="count")
+        replica, losses = rank // 2, []
+        for _ in range(2):
+            step(schedule, *tokens_of(10, replica), losses=losses)
+        grads = {s: [whole(q.grad) for layer in parts[s] for q in layer.parameters()] for s in parts}
+        return grads, [(loss.item(), int(count)) for loss, count in losses]
+
+    def whole(grad):
+        return grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+
+    layers = made(4, dtype=pydist.float64)
+    found = [summed(nn.Sequential(*layers)(x), t) for x, t in (tokens_of(10, replica) for replica in range(data))]
+    (2 * sum(loss for loss, _ in found) / sum(count for _, count in found)).backward()
+    expected, per = [q.grad for layer in layers for q in layer.parameters()], len(list(layers[0].parameters()))
+    for rank, (grads, losses) in enumerate(run_ranks(2 * data, work)):
+        for s, got in grads.items():
+            first = s * (2 if name == "1F1B" else 1) * per
+            for a, b in zip(got, expected[first:], strict=False):
+                assert (a - b).abs().max() <= 1e-13
+        if losses:
+            loss, count = found[rank // 2]
+            assert abs(sum(loss for loss, _ in losses) - loss.item()) <= 1e-12 and len(losses) == m
+            assert sum(count for _, count in losses) == count
+
+
+def test_counts_of_nothing_and_tied_weights():
+    """Without any target gradients stay 0; a step that fails leaves the gradients of before; two ends of a tie are equal."""
+
+    def work(rank):
+        stages, _ = placed("1F1B", rank, 2, made(2, dtype=pydist.float64))
+        schedule, p = scheduled("1F1B", stages, 2, summed, scale_grads="count"), next(stages[0].submod.parameters())
+        x, target = tokens_of(8)
+        schedule.tie_weights(0, "norm.bias", 1, "norm.bias")
+        step(schedule, x, pydist.full_like(target, -1))
+        nothing = p.grad.abs().max().item()
+        step(schedule, x, target)
+        before = p.grad.clone()
+        with pytest.raises((IndexError, ValueError, pipelining.StageFailed)):
+            step(schedule, x, target + 100)
+        return nothing, p.grad.equal(before), stages[0].submod.norm.bias.grad
+
+    (a, kept, grad), (b, also, other) = run_ranks(2, work)
+    assert a == b == 0 and kept and also and grad.equal(other) and grad.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    "loss, said",
+    [
+        (lambda out, t: F.cross_entropy(out, t), "returned Tensor"),
+        (lambda out, t: (F.cross_entropy(out, t), -1), "count -1.0"),
+        (lambda out, t: (F.cross_entropy(out, t), float("nan")), "count nan"),
+        (lambda out, t: (out, 3), "a tensor of shape"),
+        (lambda out, t: (F.cross_entropy(out, t), "x"), "could not convert"),
+    ],
+)
+def test_pairs_that_are_none(loss, said):
+    def work(rank):
+        stages, _ = placed("GPipe", rank, 2, made(2, dtype=pydist.float64))
+        x, target = tokens_of(4)
+        with pytest.raises((ValueError, pipelining.StageFailed), match=said):
+            step(scheduled("GPipe", stages, 2, loss, scale_grads="count"), x, target.clamp(min=0))
+        with pytest.raises(ValueError, match="scale_grads is 'sum'"):
+            scheduled("GPipe", stages, 2, loss, scale_grads="sum")
+
+    run_ranks(2, work)

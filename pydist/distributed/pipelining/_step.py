@@ -1,6 +1,7 @@
 """One step of a pipeline on one rank: its row of the table, done in order."""
 
 import os
+import struct
 import time
 import traceback
 
@@ -45,6 +46,7 @@ class Step:
         self.owner = schedule.stage_index_to_group_rank
         self.messages = Messages(first.group, self.owner, schedule._n_microbatches, first.device)
         self.outputs, self.losses, self.spans = {}, {}, []
+        self.counts = {}  # of the losses, where they divide the gradients
         self._box = {}  # (stage, microbatch, forward) -> what has come for it
         self._base = None
 
@@ -54,11 +56,13 @@ class Step:
         """Does the row. What one rank raises ends all ranks."""
         receives = [action for action in self.row if action.computation_type in _RECEIVES]
         last = {action.stage_index: n for n, action in enumerate(self.row) if action.computation_type in _LAST}
+        aside = self._set_aside() if last and self.schedule.counts else None
         ties = self.schedule._ties if last else []
         for tie in ties:
             tie.begin()
         posted, past, state = 0, 0, self._draw()
         undo = [stage.keep_gradients() for stage in self.stages.values() if last]
+        ended = False
         try:
             for n, action in enumerate(self.row):
                 for receive in receives[posted : past + _AHEAD]:
@@ -74,8 +78,12 @@ class Step:
                     self.fail(error, n)
                 if action.computation_type in COMPUTE:
                     self.spans.append((action, begin, time.perf_counter()))
-            self._end(ties)
+            self._end(ties, aside)
+            ended = True
         finally:
+            if not ended:  # what was put aside is the gradient again
+                for p, before in [pair for tie in ties for pair in tie.aside] + (aside or []):
+                    p.grad = before
             self.messages.close()
             for stage in self.stages.values():
                 stage.clear_runtime_states()
@@ -85,15 +93,42 @@ class Step:
                 _C.set_rng_state(state)
                 _C._rng_shard(get_rank())
 
-    def _end(self, ties):
+    def _set_aside(self):
+        """[(parameter, its gradient so far), ...]: the step makes new ones, which are divided at its end."""
+        own = {id(p): p for stage in self.stages.values() for p in stage.parameters()}
+        aside = [(p, None if p.grad is None else p.grad.clone()) for p in own.values()]
+        for p, _ in aside:
+            p.grad = None
+        return aside
+
+    def _end(self, ties, aside):
         try:
             self.messages.finish()
             for tie in ties:
                 tie.end(self.schedule._stages[0].group)
-            self.together(None)
+            if aside is None:
+                self.together(None)
+                return
+            last = max(self.owner)
+            words = self.together(None, *_words_of(self._count(last)))
+            count = _number_of(words[self.owner[last]])
+            for p, before in aside:
+                if p.grad is not None and count:
+                    p.grad.detach().div_(count)
+                if before is not None:
+                    p.grad = before if p.grad is None else p.grad.detach().add_(before)
         except DistError as error:
             note(error, f"in a pipeline's step, at its end on rank {self.rank}")
             raise
+
+    def _count(self, last):
+        """The count of the last stage's losses, if it is here: the mean of all replicas' counts, as gradients are means."""
+        if last not in self.stages:
+            return 0.0
+        total = _C.tensor([float(sum(self.counts.values()))], dtype=_C.float64)
+        for group in self.stages[last].replicas():
+            group.all_reduce(total, "avg")
+        return total.item()
 
     def _draw(self):
         """Draws where the step's random numbers begin. Returns the generator's state after that."""
@@ -132,13 +167,15 @@ class Step:
             if not schedule._has_backward:
                 return
             raise ValueError("step: target is None (expected one, since the schedule has a loss_fn)")
-        loss = schedule._loss_fn(result, self.targets[mb], **self.loss_kwargs)
+        loss = given = schedule._loss_fn(result, self.targets[mb], **self.loss_kwargs)
+        if schedule.counts:
+            loss, self.counts[mb] = _counted(given)
         if not isinstance(loss, _C.Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, _C.Tensor) else type(loss).__name__
             raise ValueError(f"step: loss_fn returned {got} (expected a tensor of one element)")
-        self.losses[mb] = loss.detach()
+        self.losses[mb] = (loss.detach(), given[1]) if schedule.counts else loss.detach()
         if schedule._has_backward:
-            stage.take_loss(mb, loss, 1 / schedule._n_microbatches if schedule.scale_grads else 1.0)
+            stage.take_loss(mb, loss, 1 / schedule._n_microbatches if schedule.scale_grads is True else 1.0)
 
     def _backward(self, s, mb, full=True):
         stage = self.stages[s]
@@ -239,6 +276,27 @@ class Step:
         where = f"stage {s}, microbatch {mb}, {_WORDS.get(action.computation_type, 'messages')}"
         note(error, f"in a pipeline's step: {where} ({action}), on rank {self.rank}")
         return StageFailed(f"step: {where}, on rank {self.rank}: {said}", self.rank, s, mb)
+
+
+def _counted(given):
+    """The sum and the count, a number, that a loss_fn has returned."""
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise ValueError(
+            f"step: loss_fn returned {type(given).__name__} (expected a pair, sum and count, for scale_grads='count')"
+        )
+    loss, count = given
+    count = float(count.detach() if isinstance(count, _C.Tensor) else count)
+    if not 0 <= count < float("inf"):
+        raise ValueError(f"step: loss_fn returned the count {count} (expected a number of 0 or more)")
+    return loss, count
+
+
+def _words_of(number):
+    return struct.unpack("<q", struct.pack("<d", number))
+
+
+def _number_of(words):
+    return struct.unpack("<d", struct.pack("<q", *words))[0]
 
 
 def _detached(result):

@@ -17,6 +17,11 @@ class Tie:
         """The second end, if it is on this rank."""
         return self._ends[1][1]
 
+    @property
+    def aside(self):
+        """[(a parameter that is here, its gradient before the step), ...]."""
+        return [(p, before) for (_, p), before in zip(self._ends, self._before, strict=True) if p is not None]
+
     def begin(self):
         """Puts the gradients that are there aside."""
         self._before = []

@@ -62,6 +62,8 @@ class _PipelineSchedule:
             raise ValueError(f"{name}: n_microbatches is {n_microbatches!r} (expected a number of 1 or more)")
         if loss_fn is not None and not callable(loss_fn):
             raise TypeError(f"{name}: loss_fn is {type(loss_fn).__name__} (expected a function of output and target)")
+        if not isinstance(scale_grads, bool) and scale_grads != "count":
+            raise ValueError(f"{name}: scale_grads is {scale_grads!r} (expected True, False or 'count')")
         self._n_microbatches, self._loss_fn, self.scale_grads = n_microbatches, loss_fn, scale_grads
         self._args_chunk_spec, self._kwargs_chunk_spec = args_chunk_spec, kwargs_chunk_spec
         self._output_merge_spec = output_merge_spec
@@ -70,6 +72,11 @@ class _PipelineSchedule:
         self._spans, self._lowered, self._hashes, self._ties = None, {}, {}, []
         self._untied = self._stages[0].ties  # of the model that `pipeline` has cut
         self._set_table(self._table())
+
+    @property
+    def counts(self):
+        """Whether loss_fn returns sums and counts."""
+        return self.scale_grads == "count"
 
     def _table(self):
         """The table of this class."""
@@ -126,6 +133,7 @@ class _PipelineSchedule:
         return [
             f"{self._n_microbatches} microbatches",
             "step with backward" if backward else "eval, or no loss_fn",
+            f"scale_grads={self.scale_grads!r}",
             *_rows_text(self._with_messages(backward)),
         ]
 
@@ -135,8 +143,11 @@ class _PipelineSchedule:
         args, kwargs: of the model. Only the first stage reads args; a rank without it may give none. kwargs go to each
         of the rank's stages. target: for loss_fn, on the rank with the last stage, split along dimension 0. losses: a list
         that gets the loss of each microbatch there. Returns the merged result of the last stage on its rank, else None;
-        also with return_outputs=False. Gradients are added to those that are there; with scale_grads they are divided by the
-        number of microbatches. The result and the losses have no history.
+        also with return_outputs=False. Gradients are added to those that are there; with scale_grads=True they are divided by the
+        number of microbatches. With scale_grads="count" loss_fn returns a pair, a sum and the count of what is in it, such as
+        tokens that are not padding: gradients are those of the sum of all sums over the sum of all counts, also where
+        DistributedDataParallel or fully_shard has replicas of the stages, and losses gets the pairs. Without any count they
+        are those of the sums. The result and the losses have no history.
 
         What a stage raises is raised on its rank; all others raise `StageFailed`, which names the stage, the microbatch
         and the line. If a rank dies, all raise PeerFailed.
@@ -245,9 +256,7 @@ class _PipelineSchedule:
         [(5.0, tensor([[0.6000]])), (5.0, tensor([[0.8000]]))]
         """
         copies = {id(tie.copy) for tie in self._ties}
-        own = {
-            id(p): p for stage in self._stages if hasattr(stage.submod, "parameters") for p in stage.submod.parameters()
-        }
+        own = {id(p): p for stage in self._stages for p in stage.parameters()}
         return [p.grad for key, p in own.items() if p.grad is not None and key not in copies]
 
     def timeline(self):

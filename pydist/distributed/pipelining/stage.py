@@ -98,6 +98,15 @@ class PipelineStage:
         modules = self.submod.modules() if hasattr(self.submod, "modules") else ()
         return [m for m in modules if hasattr(m, "set_requires_gradient_sync") or hasattr(m, "reduce_in_next_backward")]
 
+    def parameters(self):
+        """A list of the parameters."""
+        return list(self.submod.parameters()) if hasattr(self.submod, "parameters") else []
+
+    def replicas(self):
+        """The groups over which the gradients of the stage become means."""
+        modules = self._parallel_modules()
+        return modules[0].replica_groups() if modules else []
+
     def keep_gradients(self):
         """From now on gradients add up on this rank only. Returns a function that puts back what was before."""
         undo = []

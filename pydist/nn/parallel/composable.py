@@ -137,6 +137,10 @@ class DDP:
         """False: gradients add up on their own rank, as in DistributedDataParallel.no_sync."""
         replicate.state(self).syncs = bool(requires_gradient_sync)
 
+    def replica_groups(self):
+        """The groups over which gradients become means."""
+        return replicate.state(self).ddp.replica_groups()
+
     def register_comm_hook(self, *args, **kwargs):
         """As DistributedDataParallel.register_comm_hook."""
         state = replicate.state(self)

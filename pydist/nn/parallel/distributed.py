@@ -321,6 +321,10 @@ class DistributedDataParallel(Module, Joinable):
         finally:
             self.reducer.sync = before
 
+    def replica_groups(self):
+        """The groups over which gradients become means."""
+        return [self.process_group]
+
     def reduce_in_next_backward(self):
         """The next backward reduces the gradients that have added up so far, without a forward before it. Pipelines call
         it before the last backward of a step."""

@@ -49,6 +49,10 @@ class FSDPModule(JoinsSharded):
             setattr(state, name, value)
             state.push()
 
+    def replica_groups(self):
+        """The groups over which gradients become means."""
+        return [group for group in (self._fsdp.group, self._fsdp.replicas) if group is not None]
+
     # ---- memory
 
     def unshard(self, async_op=False):
