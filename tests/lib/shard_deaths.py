@@ -57,7 +57,7 @@ def descriptors():
     return Counter([os.readlink(name) for name in names if os.path.lexists(name)] + maps)
 
 
-def rank_of_job(folder, rank, world, victim, phase, when, say, steps):
+def rank_of_job(folder, rank, world, victim, phase, when, say, steps=10**6):
     """Trains, and says when this rank, the victim, is about to begin the phase. Returns what is to be known of it."""
     now, found = None, {}
 
@@ -83,9 +83,9 @@ def rank_of_job(folder, rank, world, victim, phase, when, say, steps):
     return found
 
 
-def start(folder, world, victim, phase, when, steps=10**6, stops=False):
-    """Forks the ranks; what each has found lies in the folder, as JSON. Returns their pids, and a descriptor from which one
-    reads when the victim begins the phase; `stops`: it stops itself then."""
+def start(folder, world, job, stops=False):
+    """Forks the ranks, which run job(rank, say); what it returns lies in the folder, as JSON. Returns their pids, and a
+    descriptor from which one reads when a rank has called say(); `stops`: that rank stops itself then."""
     reading, writing = os.pipe()
 
     def say():
@@ -93,14 +93,14 @@ def start(folder, world, victim, phase, when, steps=10**6, stops=False):
         if stops:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    def job(rank):
+    def work(rank):
         os.dup2(os.open(os.path.join(folder, "said"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-        found = rank_of_job(folder, rank, world, victim, phase, when, say, steps)
+        found = job(rank, say)
         with open(os.path.join(folder, f"found-{rank}"), "w") as file:
             json.dump(found, file)
 
     os.makedirs(folder)
-    pids = [in_fork(lambda rank=rank: job(rank)) for rank in range(world)]
+    pids = [in_fork(lambda rank=rank: work(rank)) for rank in range(world)]
     os.close(writing)
     return pids, reading
 
@@ -110,21 +110,31 @@ def found_by(folder, rank):
         return json.load(file)
 
 
-def kills(first, times, folder):
+def plan_of_shards(chance, seed, folder):
+    """(ranks, victim, job, what happens, what a survivor says)."""
+    world, phase, when = chance.choice((2, 3, 4)), PHASES[seed % len(PHASES)], chance.randrange(4)
+    victim = chance.randrange(world)
+
+    def job(rank, say):
+        return rank_of_job(folder, rank, world, victim, phase, when, say)
+
+    return world, victim, job, f"dies in {phase} of step {when}", CALLS
+
+
+def kills(first, times, folder, plan=plan_of_shards):
     """See above."""
     worst = 0
     for seed in range(first, first + times):
         chance, here = random.Random(seed), os.path.join(folder, str(seed))
-        world, phase, when = chance.choice((2, 3, 4)), PHASES[seed % len(PHASES)], chance.randrange(4)
-        victim = chance.randrange(world)
-        pids, reading = start(here, world, victim, phase, when)
+        world, victim, job, what, says = plan(chance, seed, here)
+        pids, reading = start(here, world, job)
         os.read(reading, 1)
         time.sleep(chance.choice((0, 1e-4, 1e-3, 4e-3)) * chance.random())
         os.kill(pids[victim], signal.SIGKILL)
         died = time.monotonic()
         codes = wait_for(pids)
         os.close(reading)
-        what = f"seed {seed}: rank {victim} of {world} dies in {phase} of step {when}"
+        what = f"seed {seed}: rank {victim} of {world} {what}"
         for rank in set(range(world)) - {victim}:
             if codes[rank] != 0:
                 with open(os.path.join(here, "said")) as file:
@@ -132,7 +142,7 @@ def kills(first, times, folder):
             found = found_by(here, rank)
             took = found["at"] - died
             worst = max(worst, took)
-            named = re.search(rf"rank {victim}\b", found["error"]) and re.search(CALLS, found["error"])
+            named = re.search(rf"rank {victim}\b", found["error"]) and re.search(says, found["error"])
             if not named or took > LIMIT or found["left"] or not found["values"]:
                 sys.exit(f"{what}: rank {rank} after {took:.2f} s: {found}")
         shutil.rmtree(here)
@@ -144,7 +154,11 @@ def stops(folder):
     waits = rf"rank \d+: (?:{CALLS})\b.* has waited .*\brank {{0}}\b|rank {{0}} \(pid \d+\) is not responding"
     for number, phase in enumerate(PHASES):
         here, world, victim = os.path.join(folder, phase), 3, 1 + number % 2
-        pids, reading = start(here, world, victim, phase, 1, steps=3, stops=True)
+
+        def job(rank, say, here=here, world=world, victim=victim, phase=phase):
+            return rank_of_job(here, rank, world, victim, phase, 1, say, steps=3)
+
+        pids, reading = start(here, world, job, stops=True)
         os.read(reading, 1)
         try:
             text, named, deadline = "", None, time.monotonic() + PATIENCE

@@ -2,14 +2,15 @@
 
 import hashlib
 import os
-import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 import pydist
-from lib.processes import launch, within
+from lib.processes import environment, launch, within
 from pydist import distributed as dist
 from pydist import nn, optim
 from pydist.distributed import pipelining
@@ -20,7 +21,7 @@ from pydist.distributed.pipelining import PipelineStage, simulate
 from pydist.distributed.pipelining.microbatch import TensorChunkSpec, merge_chunks, split_args_kwargs_into_chunks
 from pydist.distributed.pipelining.schedules import _PipelineScheduleRuntime, get_schedule_class
 from pydist.nn import functional as F
-from pydist.testing import RankFailed, run_ranks
+from pydist.testing import run_ranks
 
 LONG = "FULL_LONG" in os.environ
 NAMES = ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
@@ -505,39 +506,16 @@ def test_a_failure_before_the_first_action():
     assert run_ranks(2, work) == [False, True]
 
 
-@pytest.mark.parametrize("at", [0, 7, 19] if not LONG else range(0, 40, 2))
-def test_a_rank_that_dies(at):
-    """In any action: all others raise PeerFailed within a second of it, and say at which action they were."""
-
-    def work(rank, at):
-        from pydist.distributed.pipelining import _step
-
-        layers, died = made(6), None
-        stages, _ = placed("InterleavedZeroBubble", rank, 3, layers)
-        schedule, (x, y) = scheduled("InterleavedZeroBubble", stages, 4), batch(8)
-        step(schedule, x, y)
-        if rank == 1:
-            count = iter(range(1000))
-            for kind, do in list(_step._DO.items()):
-
-                def dying(self, s, mb, do=do):
-                    if next(count) == at:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    do(self, s, mb)
-
-                _step._DO[kind] = dying
-        begin = time.monotonic()
-        try:
-            step(schedule, x, y)
-        except dist.PeerFailed as error:
-            died = time.monotonic() - begin, "\n".join([str(error), *getattr(error, "__notes__", ())])
-        return died
-
-    found = run_ranks(3, work, at, processes=True, return_exceptions=True, timeout=40)
-    assert isinstance(found[1], RankFailed)
-    for rank in (0, 2):
-        seconds, text = found[rank]
-        assert seconds < 5 and "rank 1" in text and f"on rank {rank}" in text and "pipeline's step, at" in text
+def test_ranks_that_die(tmp_path):
+    """At any action, of several schedules: all others raise PeerFailed within a second, and say at which stage and
+    microbatch they were; nothing is left of them. FULL_DEATHS: so many deaths."""
+    deaths = int(os.environ.get("FULL_DEATHS", 4))
+    path = os.pathsep.join((str(Path(__file__).resolve().parents[1]), environment()["PYTHONPATH"]))
+    ended = subprocess.run(
+        [sys.executable, "-m", "lib.pipeline_deaths", "0", str(deaths), str(tmp_path)],
+        capture_output=True, text=True, env=environment(PYTHONPATH=path, OMP_NUM_THREADS="1"), timeout=within(60 + 5 * deaths),
+    )  # fmt: skip
+    assert ended.returncode == 0 and f"{deaths} deaths" in ended.stdout, ended.stdout + ended.stderr
 
 
 # ---- time and memory

@@ -224,7 +224,7 @@ class Step:
         still send. So the messages of the next step are not mixed with those of this one."""
         action = self.row[n]
         if isinstance(error, DistError):
-            note(error, f"in a pipeline's step, at {action} on rank {self.rank}")
+            note(error, f"in a pipeline's step: {_where(action)} ({action}), on rank {self.rank}")
             raise error
         failure = error if isinstance(error, StageFailed) else self.failure(error, action)
         rest = self.row[n:]
@@ -272,10 +272,15 @@ class Step:
         said = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[0] + _line_of(error)
         if action is None:
             return StageFailed(f"step: rank {self.rank} raised before its first action: {said}", self.rank)
-        s, mb = action.stage_index, action.microbatch_index
-        where = f"stage {s}, microbatch {mb}, {_WORDS.get(action.computation_type, 'messages')}"
+        s, mb, where = action.stage_index, action.microbatch_index, _where(action)
         note(error, f"in a pipeline's step: {where} ({action}), on rank {self.rank}")
         return StageFailed(f"step: {where}, on rank {self.rank}: {said}", self.rank, s, mb)
+
+
+def _where(action):
+    """An action in words."""
+    said = _WORDS.get(action.computation_type, "messages")
+    return f"stage {action.stage_index}, microbatch {action.microbatch_index}, {said}"
 
 
 def _counted(given):

@@ -5,6 +5,7 @@ from hashlib import blake2b
 
 from pydist import _C
 from pydist._grad_mode import no_grad
+from pydist._notes import note
 from pydist.distributed._ops.agreement import check_agreement
 from pydist.distributed._ops.objects import all_gather_object
 from pydist.distributed.pipelining import tables
@@ -125,7 +126,11 @@ class _PipelineSchedule:
         if mode not in self._hashes:
             text = "\n".join(self._lines(self._has_backward)).encode()
             self._hashes[mode] = int.from_bytes(blake2b(text, digest_size=7).digest(), "big")
-        found = step.together(failure, self._hashes[mode])
+        try:
+            found = step.together(failure, self._hashes[mode])
+        except _C.DistError as error:
+            note(error, f"at the beginning of a pipeline's step, on rank {step.rank}")
+            raise
         if len({words[0] for words in found}) > 1:
             check_agreement("pipeline: line", self._lines(self._has_backward), group)
 
