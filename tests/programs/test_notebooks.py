@@ -19,6 +19,7 @@ NAMES = [
     "04_mixed_precision",
     "05_your_own_op_in_c",
     "06_debugging_a_hang",
+    "07_pipelines",
     "keras",
 ]
 
