@@ -105,3 +105,13 @@ def test_bad_arguments():
                 simulate(tables.gpipe(2, 2), **{name: value})
     with pytest.raises(ValueError, match="waits for"):
         simulate([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]])
+
+
+def test_measured_costs_are_those_that_were_simulated():
+    """Of split backwards and of whole ones, for each stage."""
+    given = {"F": [2, 3, 4, 5], "I": [1, 2, 3, 4], "W": [6, 5, 4, 3]}
+    split = simulate(tables.zbv_zero_bubble(2, 3), **given)
+    assert split.costs() == {kind: dict(enumerate(times)) for kind, times in given.items()}
+    even = given | {"W": given["I"]}
+    assert simulate(tables.interleaved_1f1b(2, 2, 4), **even).costs() == {k: dict(enumerate(t)) for k, t in even.items()}
+    assert simulate(tables.zbv_zero_bubble(2, 5), **split.costs()).time == simulate(tables.zbv_zero_bubble(2, 5), **given).time

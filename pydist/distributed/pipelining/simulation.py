@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from numbers import Real
+from statistics import median
 
 from pydist.distributed.pipelining._actions import BACKWARD, COMPUTE, K
 from pydist.distributed.pipelining.tables import check, flat, walk
@@ -44,6 +45,23 @@ class Simulation:
                 most = max(most, sum(now.values()))
             ranks.append(most)
         return dict(sorted(stages.items())), ranks
+
+    def costs(self):
+        """What an action of each kind took, the median for each stage: {"F": {stage: time}, "I": ..., "W": ...}, for `simulate`.
+        A B that was not split counts half as I and half as W.
+
+        >>> from pydist.distributed.pipelining import simulate, tables
+        >>> measured = simulate(tables.one_f_one_b(2, 4), F=[2, 3], I=2, W=2)  # or a schedule's timeline()
+        >>> simulate(tables.gpipe(2, 4), **measured.costs()).time
+        34.0
+        """
+        took = {kind: defaultdict(list) for kind in "FIW"}
+        for row in self.spans:
+            for action, begin, end in row:
+                kinds = "IW" if action.computation_type is K.FULL_BACKWARD else action.computation_type.value
+                for kind in kinds:
+                    took[kind][action.stage_index].append((end - begin) / len(kinds))
+        return {kind: {s: median(times) for s, times in sorted(found.items())} for kind, found in took.items()}
 
     def gantt(self, width=None):
         """A picture in text: a line for each rank, in which an action stands as long as it takes; a dot is idle time.
