@@ -223,6 +223,29 @@ def test_other_failures_in_a_stage():
     assert all("nothing" in text for text in texts)
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_a_rank_that_is_interrupted(kind):
+    """The others hear of it at once, and the next step is whole."""
+
+    class Interrupted(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == 3:
+                raise kind("stop")
+            return super().forward(x)
+
+    def work(rank):
+        module = (Interrupted if rank == 1 else nn.Linear)(4, 4)
+        schedule, x = pipelining.Schedule1F1B(stage(rank, 3, module), 4, F.mse_loss), pydist.ones(8, 4)
+        with pytest.raises(kind if rank == 1 else StageFailed, match="stop"):
+            schedule.step(*([x] if rank == 0 else []), target=x)
+        schedule.step(*([x] if rank == 0 else []), target=x)
+
+    run_ranks(3, work)
+
+
 def test_nothing_is_left_behind():
     """No thread, and no message that the next step would take for its own, after 20 steps that failed."""
     before = threading.active_count()

@@ -74,7 +74,7 @@ class Step:
                     if last.get(action.stage_index) == n:
                         self.stages[action.stage_index].reduce_gradients_next()
                     _DO[action.computation_type](self, action.stage_index, action.microbatch_index)
-                except Exception as error:
+                except BaseException as error:  # Ctrl-C, too: the others do not wait for this rank
                     self.fail(error, n)
                 if action.computation_type in COMPUTE:
                     self.spans.append((action, begin, time.perf_counter()))
