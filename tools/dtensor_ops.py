@@ -2,6 +2,7 @@
 compares. It says how each op runs on DTensors."""
 
 import contextlib
+import re
 from pathlib import Path
 
 from pydist import _C
@@ -14,13 +15,12 @@ BEGIN, END = (f"<!-- written by tools/dtensor_ops.py: {word} -->\n" for word in 
 
 
 def is_each(name, signature):
-    """Whether the op is elementwise, seen on small tensors."""
-    inputs = sum(word in signature for word in ("Tensor input", "Tensor target", "Tensor x", "Tensor y", "Tensor cond"))
-    inputs += signature.count("Operand ")
+    """Whether the op is elementwise, seen on small tensors. Optional ones are left out, and lists are empty."""
+    inputs = [kind for kind in re.findall(r"\b(Tensor\S*|Operand) ", signature) if "[]" not in kind]
     for dtype in (_C.float32, _C.int64):
-        metas = tuple(_C.empty(2, 2, dtype=dtype, device="meta") for _ in range(inputs))
-        with contextlib.suppress(RuntimeError):  # the op takes no such dtype
-            if inputs and _C.op_is_each(name, metas, _C.op_attrs(name, None, {})):
+        metas = [None if kind == "Tensor?" else _C.empty(2, 2, dtype=dtype, device="meta") for kind in inputs]
+        with contextlib.suppress(RuntimeError):  # the op takes no such dtype or shapes
+            if any(inputs) and _C.op_is_each(name, tuple(metas), _C.op_attrs(name, None, {})):
                 return True
     return False
 

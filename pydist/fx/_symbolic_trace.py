@@ -149,22 +149,22 @@ def _places(tracer, root, fn):
 @contextmanager
 def _patched(tracer, root, fn):
     """While a program is traced in this thread: calls of functions and modules, and parameters of modules, go to the
-    tracer if proxies are among their arguments."""
-    call, get, missing = Module.__call__, Module.__getattr__, object()
-
-    @functools.wraps(call)
-    def module_call(self, *args, **kwargs):
-        at = current_tracer()
-        if at is None:
-            return call(self, *args, **kwargs)
-        return at.call_module(self, lambda *a, **k: call(self, *a, **k), args, kwargs)
-
-    @functools.wraps(get)
-    def module_get(self, name):
-        value, at = get(self, name), current_tracer()
-        return value if at is None else at.getattr(name, value, at._parameter_proxies)
-
+    tracer if proxies are among their arguments. Other threads that trace wait."""
     with _lock:
+        call, get, missing = Module.__call__, Module.__getattr__, object()
+
+        @functools.wraps(call)
+        def module_call(self, *args, **kwargs):
+            at = current_tracer()
+            if at is None:
+                return call(self, *args, **kwargs)
+            return at.call_module(self, lambda *a, **k: call(self, *a, **k), args, kwargs)
+
+        @functools.wraps(get)
+        def module_get(self, name):
+            value, at = get(self, name), current_tracer()
+            return value if at is None else at.getattr(name, value, at._parameter_proxies)
+
         before = []
         outer, _here.tracer = current_tracer(), tracer
         try:

@@ -86,9 +86,9 @@ def run_beside(program, world, runs):
 
 
 def shared_files():
-    """The names in /dev/shm, without those of other programs (semaphores, Open MPI's vader) and of tests of files, which
-    come and go, and those of LLVM's OpenMP, which a killed process leaves behind."""
-    others = ("sem.", "vader_segment", "psm_", "__KMP_REGISTERED_LIB_", "pydist-io-")
+    """The names in /dev/shm, without those of other programs (semaphores, Open MPI's vader) and of tests of files and
+    snapshots, which come and go, and those of LLVM's OpenMP, which a killed process leaves behind."""
+    others = ("sem.", "vader_segment", "psm_", "__KMP_REGISTERED_LIB_", "pydist-io-", "pydist-snapshots-")
     return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(others))
 
 

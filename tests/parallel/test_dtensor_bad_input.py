@@ -15,8 +15,8 @@ import pytest
 import pydist
 from lib import ranks as engine
 from lib.processes import within
+from pydist import _C, nn
 from pydist import distributed as dist
-from pydist import nn
 from pydist.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh, zeros
 from pydist.testing import RankFailed, run_ranks
 
@@ -434,4 +434,19 @@ def test_every_allocation_may_fail():
 
         return steps
 
-    engine.every_allocation_fails(prepare, 37)
+    engine.every_allocation_fails(prepare, 101)
+
+
+def test_planners_ask_for_ops_with_all_their_inputs():
+    """What is missing is refused, and never read."""
+    x = pydist.ones(2, 2, device="meta")
+    for ask in (_C.op_is_each, _C.op_apply):
+        for op, inputs in (("linear", (x,)), ("linear", (x, x)), ("add", (x,)), ("add", (x, x, x)), ("index_put", ())):
+            with pytest.raises(
+                ValueError, match=rf"of {op}, with \d+ bytes, {len(inputs)} inputs \(expected an op's\)"
+            ):
+                ask(op, inputs, _C.op_attrs(op, None, {}))
+        with pytest.raises(ValueError, match=r"of linear, without weight \(expected a Tensor\)"):
+            ask("linear", (x, None, None), _C.op_attrs("linear", None, {}))
+    assert _C.op_is_each("add", (x, x), _C.op_attrs("add", None, {}))
+    assert not _C.op_is_each("linear", (x, x, None), _C.op_attrs("linear", None, {}))

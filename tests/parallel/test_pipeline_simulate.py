@@ -113,5 +113,10 @@ def test_measured_costs_are_those_that_were_simulated():
     split = simulate(tables.zbv_zero_bubble(2, 3), **given)
     assert split.costs() == {kind: dict(enumerate(times)) for kind, times in given.items()}
     even = given | {"W": given["I"]}
-    assert simulate(tables.interleaved_1f1b(2, 2, 4), **even).costs() == {k: dict(enumerate(t)) for k, t in even.items()}
-    assert simulate(tables.zbv_zero_bubble(2, 5), **split.costs()).time == simulate(tables.zbv_zero_bubble(2, 5), **given).time
+    assert simulate(tables.interleaved_1f1b(2, 2, 4), **even).costs() == {
+        k: dict(enumerate(t)) for k, t in even.items()
+    }
+    assert (
+        simulate(tables.zbv_zero_bubble(2, 5), **split.costs()).time
+        == simulate(tables.zbv_zero_bubble(2, 5), **given).time
+    )

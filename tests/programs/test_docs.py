@@ -60,6 +60,7 @@ def test_a_dead_link_is_found(tmp_path):
     assert found == ["b.html#y", "c.html", "http://x.y/z.js"]
 
 
+@pytest.mark.slow
 def test_no_link_is_dead(built):
     pages = {page.path: page for page in built.values()}
     assert len(pages) > 300 and sum(len(page.links) for page in pages.values()) > 10_000
@@ -71,6 +72,7 @@ def public_modules():
     return ["pydist", *(name for name in package.modules() if "._" not in name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", public_modules())
 def test_every_public_name_is_documented(built, name):
     """On its module's page, or by a link from there to another one. A module has a page of its own. FloatTensor and its
@@ -90,6 +92,7 @@ def test_every_public_name_is_documented(built, name):
     assert not missing
 
 
+@pytest.mark.slow
 def test_what_c_gives_is_documented(built):
     """The functions and classes of _C that pydist has, with the methods of its stubs."""
     page, missing = built["reference/pydist.html"], []
@@ -106,6 +109,7 @@ def test_what_c_gives_is_documented(built):
     assert "max(x, 0), elementwise." in page.text and "normalized_shape" in page.text
 
 
+@pytest.mark.slow
 def test_pages_and_tutorials_are_there(built):
     index = built["index.html"]
     linked = {link for _, link in index.links}

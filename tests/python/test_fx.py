@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -518,3 +519,30 @@ def test_the_nodes_of_torch(tmp_path):
     )
     assert ours == theirs and len(ours) > 60
     COMPARED["nodes of graphs"] += len(ours)
+
+
+def test_threads_that_trace_at_once():
+    """The second one waits for the first one; each gets its own graph, and afterwards nothing is replaced any more."""
+    before, inside, found = (nn.Module.__call__, nn.Module.__getattr__, functional.relu), threading.Event(), {}
+
+    class Slow(nn.Module):
+        def forward(self, x):
+            inside.set()
+            time.sleep(0.05)
+            return x + 1
+
+    def trace(model):
+        found[type(model).__name__] = [node.op for node in fx.symbolic_trace(model).graph.nodes]
+
+    first = threading.Thread(target=trace, args=(Slow(),))
+    second = threading.Thread(target=trace, args=(nn.Sequential(nn.ReLU()),))
+    first.start()
+    inside.wait()
+    second.start()
+    first.join()
+    second.join()
+    assert found == {
+        "Slow": ["placeholder", "call_function", "output"],
+        "Sequential": ["placeholder", "call_module", "output"],
+    }
+    assert (nn.Module.__call__, nn.Module.__getattr__, functional.relu) == before

@@ -295,11 +295,13 @@ static bool read_given(PyObject *args, const char *op, given *g) {
     const char *name, *bytes;
     PyObject *inputs;
     Py_ssize_t n;
-    g->def = NULL;
+    *g = (given){0}; /* inputs that the caller leaves out are NULL */
     if (!PyArg_ParseTuple(args, "sO!y#", &name, &PyTuple_Type, &inputs, &bytes, &n)) return false;
     if (!(g->def = find_op(name))) return false;
     g->nin = (int)PyTuple_GET_SIZE(inputs);
-    if (n != (Py_ssize_t)g->def->op->attrs || g->nin > 64) {
+    int least = g->def->ninputs - (g->def->list >= 0); /* a list may be empty */
+    bool fits = g->def->list < 0 ? g->nin == least : g->nin >= least;
+    if (n != (Py_ssize_t)g->def->op->attrs || g->nin > 64 || !fits) {
         PyErr_Format(PyExc_ValueError, "%s: of %s, with %zd bytes, %d inputs (expected an op's)", op, name, n, g->nin);
         return false;
     }
@@ -308,6 +310,13 @@ static bool read_given(PyObject *args, const char *op, given *g) {
         PyObject *o = PyTuple_GET_ITEM(inputs, i);
         g->in[i] = NULL;
         if (o != Py_None && !(g->in[i] = pd_py_expect_tensor(o, op, "an input"))) return false;
+    }
+    for (int i = 0; i < g->def->nparams && g->def->list < 0; i++) {
+        const pd_param *p = &g->def->params[i];
+        if (p->type == PD_T_TENSOR && !g->in[p->input]) {
+            PyErr_Format(PyExc_ValueError, "%s: of %s, without %s (expected a Tensor)", op, name, p->name);
+            return false;
+        }
     }
     return true;
 }
