@@ -166,10 +166,12 @@ static bool may_cast(const pd_tensor *t) {
     return t && t->dtype != PD_F64 && pd_dtype_category((pd_dtype)t->dtype) == PD_CAT_FLOAT;
 }
 
-/* Whether autocast is for the device of these tensors. */
+/* Whether autocast is for the device of these tensors. Shapes on meta follow any. */
 static bool is_for(pd_tensor *const *in, int nin) {
-    for (int i = 0; i < nin && pd_autocast.kind >= 0; i++)
-        if (in[i] && in[i]->ndim && (int)in[i]->storage->device->kind != pd_autocast.kind) return false;
+    for (int i = 0; i < nin && pd_autocast.kind >= 0; i++) {
+        const pd_device *d = in[i] && in[i]->ndim ? in[i]->storage->device : &pd_device_meta;
+        if (d != &pd_device_meta && (int)d->kind != pd_autocast.kind) return false;
+    }
     return true;
 }
 

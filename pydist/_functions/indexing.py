@@ -253,11 +253,15 @@ def count_nonzero(input, dim=None):
 @both
 def bincount(input, weights=None, minlength=0):
     """How often each number 0, 1, ... occurs in the vector input, or the sum of its weights."""
+    if (spec := _C.spread_of(input)) is not None:  # each rank counts in the whole
+        weights = weights.full_tensor() if weights is not None and _C.spread_of(weights) is not None else weights
+        made = bincount(input.full_tensor(), weights, minlength)
+        return _C.as_part(made, spec.everywhere.replaced(shape=tuple(made.shape)))
     want_data("bincount", input)
     if input.dim() != 1 or input.is_floating_point() or (input.numel() and input.min().item() < 0):
         raise RuntimeError(
-            "bincount: input must be a vector of integers, none negative, got {input.dtype} of shape "
-            "{tuple(input.shape)}"
+            f"bincount: input must be a vector of integers, none negative, got {input.dtype} of shape "
+            f"{tuple(input.shape)}"
         )
     size = max(minlength, input.max().item() + 1 if input.numel() else 0)
     if weights is None:

@@ -18,6 +18,7 @@ from pydist._functions._register import (
     size_along,
     varargs,
 )  # fmt: skip
+from pydist._make import empty_strided
 
 
 def _layout(self):
@@ -353,3 +354,27 @@ def fill_diagonal_(self, fill_value, wrap=False):
     if wrap and self.dim() == 2 and rows > columns + 1:
         self[columns + 1 :].fill_diagonal_(fill_value, True)
     return self
+
+
+@method
+def new_empty_strided(self, size, stride, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=False):
+    """An uninitialised tensor with these sizes and strides, and this one's dtype and device unless others are given. Of a
+    DTensor: with a copy on each rank, or placed as it is if the sizes are its own; strides do not count then."""
+    if _C.spread_of(self) is not None:
+        return self.new_empty(size, dtype=dtype or self.dtype, requires_grad=requires_grad)
+    return empty_strided(
+        size, stride, dtype=dtype or self.dtype, device=device or self.device, requires_grad=requires_grad,
+        pin_memory=pin_memory,
+    )  # fmt: skip
+
+
+@function
+def fill_(input, value):
+    """`input.fill_(value)`."""
+    return input.fill_(value)
+
+
+@function
+def zero_(input):
+    """`input.zero_()`."""
+    return input.zero_()

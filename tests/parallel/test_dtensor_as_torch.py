@@ -611,3 +611,152 @@ def test_slices_of_a_mesh_carry_tensors():
         assert distribute_tensor(numbers(4, 4), mesh["tp"], [Shard(1)])._spec == d._spec
 
     run_ranks(4, work)
+
+
+# ---- what PyTorch's test files found
+
+
+@pytest.mark.parametrize("dtype", [pydist.bfloat16, pydist.float16])
+def test_autocast_of_operands_with_two_dtypes(dtype):
+    """As on plain tensors: a layer's result is 16 bits wide, the next layer's weight is not."""
+
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        pydist.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 4), nn.RMSNorm(4))
+        net, x = copy.deepcopy(plain), pydist.randn(6, 8)
+        for layer, place in ((net[0], Shard(0)), (net[3], Shard(1))):
+            layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [place]))
+        distribute_module(net, mesh)
+        with pydist.autocast("cpu", dtype=dtype):
+            got, want = net(distribute_tensor(x, mesh)), plain(x)
+        assert got.dtype == want.dtype and pydist.allclose(got.full_tensor().float(), want.float(), atol=3e-2)
+        got.float().square().mean().backward()
+        want.float().square().mean().backward()
+        for a, b in zip(net.parameters(), plain.parameters(), strict=True):
+            assert a.grad.dtype == b.grad.dtype and pydist.allclose(a.grad.full_tensor(), b.grad, atol=3e-2)
+
+    run_ranks(2, work)
+
+
+def test_ranks_outside_of_the_mesh_have_no_elements():
+    """Ops do nothing there, whatever they would do on the mesh."""
+
+    def work(rank):
+        mesh = DeviceMesh("cpu", [0, 1])
+        made = [
+            DTensor.from_local(numbers(4, 3), mesh, [Shard(0)]), distribute_tensor(numbers(8, 3), mesh, [Shard(1)]),
+            randn(8, 3, device_mesh=mesh, placements=[Shard(0)]),
+        ]  # fmt: skip
+        ops = [
+            lambda d: d @ d.t(), lambda d: pydist.cat([d, d]), lambda d: d.softmax(1), lambda d: d.norm(), lambda d: d.exp().mean(0),
+            lambda d: d.add_(1), lambda d: d.redistribute(placements=[Replicate()]), lambda d: d.uniform_(), lambda d: d.clone(),
+            lambda d: d.split(4)[0], lambda d: d.new_zeros(8, 3),
+        ]  # fmt: skip
+        for d in made:
+            assert d.equal(d) and d.shape == (8, 3)
+            results = [op(d) for op in ops]
+            shapes = [tuple(r.shape) for r in results]
+            assert shapes == [(8, 8), (16, 3), (8, 3), (), (3,), *[(8, 3)] * 4, (4, 3), (8, 3)]
+            if rank == 2:
+                assert all(tuple(r.to_local().shape) == tuple(r.full_tensor().shape) == (0,) for r in [d, *results])
+
+    run_ranks(3, work)
+
+
+def test_counts_are_there_inside_of_the_block():
+    def work(rank):
+        x, counts = distribute_tensor(numbers(4), init_device_mesh("cpu", (2,)), [Shard(0)]), []
+        with CommDebugMode() as mode:
+            for _ in range(2):
+                x.full_tensor()
+                counts.append(
+                    (mode.get_total_counts(), dict(mode.get_comm_counts()), mode.comm_counts[C10D.all_reduce])
+                )
+        gather = C10D.all_gather_into_tensor
+        assert counts == [(1, {gather: 1}, 0), (2, {gather: 2}, 0)] and mode.get_total_counts() == 2
+
+    run_ranks(2, work)
+
+
+def test_complex_tensors_are_distributed():
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        x = pydist.complex(numbers(4, 2), numbers(4, 2) + rank)
+        for place in (Shard(0), Replicate(), Partial()):
+            got = distribute_tensor(x, mesh, [place]).full_tensor()
+            assert got.equal(pydist.complex(numbers(4, 2), numbers(4, 2)))
+        checked = DTensor.from_local(x, mesh, [Replicate()], run_check=True)
+        assert checked.to_local().imag.equal(numbers(4, 2))
+
+    run_ranks(2, work)
+
+
+def test_groups_say_their_size_and_rank_in_both_ways():
+    def work(rank):
+        group = init_device_mesh("cpu", (2,)).get_group()
+        assert group.size() == group.size == 2 and group.rank() == group.rank == rank and type(group.size()) is int
+        assert type(pickle.loads(pickle.dumps(group.size))) is int and [5, 6][group.rank] == 5 + rank
+        assert group.name() == "pydist" and group.group_name != dist.group.WORLD.group_name
+        with pytest.raises(TypeError, match="expected none"):
+            group.size(1)
+        outside = dist.new_group([0])
+        assert rank == 0 or outside.size() == outside.rank() == -1
+
+    run_ranks(2, work)
+
+
+def test_functions_that_count():
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        numbers_of = distribute_tensor(pydist.tensor([1, 1, 2, 5, 3]), mesh, [Shard(0)])
+        assert pydist.bincount(numbers_of).full_tensor().tolist() == [0, 2, 1, 1, 0, 1]
+        assert pydist.bincount(numbers_of, distribute_tensor(pydist.ones(5), mesh)).full_tensor().sum() == 5
+        assert distribute_tensor(numbers(8), mesh, [Shard(0)]).histc(4).full_tensor().tolist() == [2.0] * 4
+        weight = distribute_tensor(pydist.ones(4, 2), mesh, [Shard(1)]).requires_grad_()
+        index = distribute_tensor(pydist.tensor([1, 1, 2]), mesh)
+        nn.functional.embedding(index, weight, scale_grad_by_freq=True).sum().backward()
+        assert weight.grad.full_tensor()[:, 0].tolist() == [0, 1, 1, 0]
+
+    run_ranks(2, work)
+
+
+def test_strides_are_those_of_the_order_in_memory():
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        for x in (numbers(8, 12), numbers(2, 3, 4).permute(2, 0, 1), numbers(4, 1, 6).transpose(0, 2)):
+            for dim in range(x.dim()):
+                spread = distribute_tensor(x.contiguous(), mesh, [Shard(dim)])
+                assert spread.stride() == x.contiguous().stride() and spread.is_contiguous()
+        t = distribute_tensor(numbers(8, 12), mesh, [Shard(0)])
+        assert t.t().stride() == (1, 12) and t.t().stride(1) == 12 and not t.t().is_contiguous()
+        assert t.expand(3, 8, 12).stride() == (0, 12, 1)
+
+    run_ranks(2, work)
+
+
+def test_new_tensors_lie_as_the_one_whose_sizes_they_have():
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        x, summands = (
+            distribute_tensor(numbers(8, 4), mesh, [Shard(0)]),
+            distribute_tensor(numbers(3), mesh, [Partial()]),
+        )
+        for new in (
+            x.new_zeros(8, 4), x.new_ones((8, 4)), x.new_full((8, 4), 3.0), x.new_empty(8, 4), x.new_empty_strided((8, 4), (4, 1)),
+        ):  # fmt: skip
+            assert new.placements == (Shard(0),) and new.to_local().shape == (4, 4)
+        assert x.new_full((2, 2), 3.0).placements == summands.new_zeros(3).placements == (Replicate(),)
+        assert x.new_full((8, 4), 3.0, dtype=pydist.float64).full_tensor().sum().item() == 96
+        assert pydist.ones_like(summands).full_tensor().tolist() == [1.0] * 3 and summands.to_local()[1] == 1 - rank
+
+    run_ranks(2, work)
+
+
+def test_a_module_is_distributed_once():
+    net, mesh = nn.Linear(2, 2), init_device_mesh("cpu", (1,))
+    distribute_module(net, mesh)
+    with pytest.raises(RuntimeError, match="distributed already"):
+        distribute_module(net, mesh)
+    assert pydist.zero_(pydist.fill_(pydist.empty(2), 3.0)).tolist() == [0, 0]
+    assert pydist.ones(2).new_empty_strided((2, 3), (1, 2), dtype=pydist.int64).stride() == (1, 2)

@@ -83,6 +83,7 @@ typedef struct pd_pygroup {
     const struct pd_mesh_kind *kind; /* for its subgroups, too */
     PyObject *tuning;                /* for its subgroups, too: bytes; NULL: defaults */
     PyObject *pending; /* works under way: their buffers must live until they are done */
+    PyObject *rank, *size; /* numbers that can be called, see count_type */
 } pd_pygroup;
 /* [new] a Group over a link, or NULL with the exception set. tuning: NULL, None or the bytes of pd_tunings, for
    subgroups, too. */

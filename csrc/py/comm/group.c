@@ -63,8 +63,33 @@ static void group_dealloc(PyObject *o) {
     group_clear(o);
     pd_group_release(self->group);
     if (self->link) PD_PY_NO_GIL(pd_link_release(self->link));
+    Py_CLEAR(self->rank);
+    Py_CLEAR(self->size);
     pd_py_comm_end(o, PD_PY_GROUP);
 }
+
+/* An int that can be called: programs read group.size, and those of PyTorch call group.size(). */
+static PyTypeObject *count_type;
+
+static PyObject *count_call(PyObject *o, PyObject *args, PyObject *names) {
+    if (PyTuple_GET_SIZE(args) || (names && PyDict_GET_SIZE(names)))
+        return PyErr_Format(PyExc_TypeError, "rank(), size(): got arguments (expected none)");
+    return PyNumber_Long(o);
+}
+
+static PyObject *count_reduce(PyObject *o, PyObject *unused) {
+    (void)unused;
+    return Py_BuildValue("O(N)", (PyObject *)&PyLong_Type, PyNumber_Long(o));
+}
+
+static PyMethodDef count_methods[] = {{"__reduce__", count_reduce, METH_NOARGS, "Pickled, it is an int."}, {0}};
+static PyType_Slot count_slots[] = {
+    {Py_tp_call, count_call},
+    {Py_tp_methods, count_methods},
+    {Py_tp_doc, "An int that can be called, which gives the int: a group's rank and size."},
+    {0},
+};
+static PyType_Spec count_spec = {.name = "pydist._C.Count", .slots = count_slots, .flags = Py_TPFLAGS_DEFAULT};
 
 PyObject *pd_py_group_over(pd_link *link, pd_group_options *o, PyObject *tuning) {
     if (tuning == Py_None) tuning = NULL;
@@ -88,7 +113,12 @@ PyObject *pd_py_group_over(pd_link *link, pd_group_options *o, PyObject *tuning)
     }
     pd_status status;
     PD_PY_NO_GIL(status = pd_group_new(link, o, &self->group));
-    return status ? raise_without((PyObject *)self, status) : (PyObject *)self;
+    if (status) return raise_without((PyObject *)self, status);
+    self->rank = PyObject_CallFunction((PyObject *)count_type, "i", pd_group_rank(self->group));
+    self->size = PyObject_CallFunction((PyObject *)count_type, "i", pd_group_size(self->group));
+    if (self->rank && self->size) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
 }
 
 /* ---- Group: the rest --------------------------------------------------------------------------------------------- */
@@ -214,12 +244,20 @@ static PyObject *group_store(PyObject *o, void *unused) {
         (void)unused;                                          \
         return value;                                          \
     }
-GET(rank, PyLong_FromLong(pd_group_rank(g)))
-GET(size, PyLong_FromLong(pd_group_size(g)))
 GET(epoch, PyLong_FromUnsignedLong(pd_group_epoch(g)))
 GET(local, PyLong_FromLong(pd_group_local(g)))
 GET(order, PyUnicode_FromString(pd_group_fast(g) ? "fast" : "tree"))
 GET(transport, PyUnicode_FromString(pd_group_transport(g)))
+
+static PyObject *group_rank(PyObject *o, void *unused) {
+    (void)unused;
+    return Py_NewRef(((pd_pygroup *)o)->rank);
+}
+
+static PyObject *group_size(PyObject *o, void *unused) {
+    (void)unused;
+    return Py_NewRef(((pd_pygroup *)o)->size);
+}
 
 static PyObject *group_ranks(PyObject *o, void *unused) {
     (void)unused;
@@ -233,6 +271,25 @@ static PyObject *group_ranks(PyObject *o, void *unused) {
     }
     return list;
 }
+
+/* PyTorch's: a text that no other group of this rank has. */
+static PyObject *group_name(PyObject *o, void *unused) {
+    PyObject *ranks = group_ranks(o, unused), *name = NULL;
+    if (ranks) name = PyUnicode_FromFormat("%R.%u", ranks, (unsigned)pd_group_epoch(((pd_pygroup *)o)->group));
+    Py_XDECREF(ranks);
+    return name;
+}
+
+static PyObject *group_desc(PyObject *o, void *unused) {
+    (void)o, (void)unused;
+    return PyUnicode_FromString("undefined");
+}
+
+static PyObject *group_backend(PyObject *o, PyObject *unused) {
+    (void)o, (void)unused;
+    return PyUnicode_FromString("pydist");
+}
+
 static PyObject *group_gone(PyObject *o, void *unused) {
     const pd_pygroup *self = (pd_pygroup *)o;
     PyObject *gone = PyDict_New();
@@ -317,6 +374,7 @@ static PyMethodDef group_methods[] = {
      "subgroup(ranks, timeout=None, epoch=0, fast=False, tuning=None, check=True) -> Group\n\nA group of these ranks "
      "of the job, in this order; this rank must be one of them. The job's other ranks call skip(), unless the members "
      "agree on an epoch above 0."},
+    {"name", group_backend, METH_NOARGS, "name() -> \"pydist\""},
     {"skip", group_skip, METH_NOARGS,
      "skip()\n\nThis rank calls it when other ranks of the job make a subgroup without it."},
     {"progress", group_progress, METH_NOARGS,
@@ -330,8 +388,10 @@ static PyMethodDef group_methods[] = {
     {0},
 };
 static PyGetSetDef group_getset[] = {
-    {"rank", group_rank, NULL, "This rank's number in the group.", NULL},
-    {"size", group_size, NULL, "The number of ranks in the group.", NULL},
+    {"rank", group_rank, NULL, "This rank's number in the group; as in PyTorch, rank() gives it, too.", NULL},
+    {"size", group_size, NULL, "The number of ranks in the group; as in PyTorch, size() gives it, too.", NULL},
+    {"group_name", group_name, NULL, "A text that no other group of this rank has.", NULL},
+    {"group_desc", group_desc, NULL, "\"undefined\": groups have no descriptions.", NULL},
     {"ranks", group_ranks, NULL, "The numbers in the job of the group's ranks, in order.", NULL},
     {"gone", group_gone, NULL,
      "The group's ranks that are known to be gone, by their numbers in the job: True for a rank that left in an "
@@ -380,6 +440,8 @@ static PyType_Spec segment_spec =
 static PyType_Spec group_spec = PD_PY_SPEC("Group", pd_pygroup, group_slots, Py_TPFLAGS_DISALLOW_INSTANTIATION);
 
 int pd_py_add_group(PyObject *module) {
+    count_type = (PyTypeObject *)PyType_FromSpecWithBases(&count_spec, (PyObject *)&PyLong_Type);
+    if (!count_type || PyModule_AddObjectRef(module, "Count", (PyObject *)count_type)) return -1;
     if (pd_py_comm_type(module, &segment_spec, &segment_type)) return -1;
     return pd_py_comm_type(module, &group_spec, &group_type);
 }

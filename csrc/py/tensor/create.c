@@ -232,11 +232,7 @@ static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const do
                    : PyErr_Format(PyExc_TypeError, "%s: argument 'input' is missing (expected Tensor)", op);
     if (!read_options(op, kwargs, &o, &c, x->dtype)) return NULL;
     pd_spread *spread = pd_parts_are_plain ? NULL : x->spread;
-    if (spread && spread->combined && value && *value)
-        return PyErr_Format(PyExc_NotImplementedError,
-                            "%s: got a DTensor with Partial placements: ones in each part make no ones (expected "
-                            "redistribute() to Replicate or Shard before)",
-                            op);
+    if (spread && spread->combined && value && *value) spread = spread->gradient; /* ones in summands make no ones */
     bool keep = !o.format || o.format == pd_py.preserve_format;
     int64_t last[5];
     const int ndim = pd_py_format_ndim(o.format);

@@ -37,7 +37,7 @@ def outside(op):
 class _NonMember:
     """Stands for a group that this rank is not in: its collectives only warn, as in PyTorch."""
 
-    rank = size = -1
+    rank = size = _C.Count(-1)
     ranks = ()
 
     def __getattr__(self, name):

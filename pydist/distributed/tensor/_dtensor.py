@@ -87,8 +87,10 @@ class DTensor(_C.Tensor):
     nelement = numel
 
     def stride(self, dim=None):
-        """The strides of the whole tensor, or one of them."""
-        return self._spec.stride if dim is None else self._spec.stride[dim]
+        """The strides of the whole tensor, or one of them, if it lay in one place as this rank's part does: with its
+        dimensions in the order of the part's strides."""
+        strides = strides_like(self._local_tensor.stride(), self._spec.shape)
+        return strides if dim is None else strides[dim]
 
     @property
     def nbytes(self):
@@ -120,24 +122,32 @@ class DTensor(_C.Tensor):
         return self.shape == other.shape
 
     def new_empty(self, *size, **options):
-        """A DTensor of these sizes, uninitialised, with a copy on each rank; new_zeros, new_ones and new_full likewise."""
-        return self._new(self._local_tensor.new_empty(*size, **options))
+        """A DTensor of these sizes, uninitialised: placed as this tensor if the sizes are its own, else with a copy on each
+        rank. new_zeros, new_ones and new_full likewise."""
+        return self._new("new_empty", size, options)
 
     def new_zeros(self, *size, **options):
         """See new_empty."""
-        return self._new(self._local_tensor.new_zeros(*size, **options))
+        return self._new("new_zeros", size, options)
 
     def new_ones(self, *size, **options):
         """See new_empty."""
-        return self._new(self._local_tensor.new_ones(*size, **options))
+        return self._new("new_ones", size, options)
 
-    def new_full(self, *args, **options):
+    def new_full(self, size, fill_value, **options):
         """See new_empty."""
-        return self._new(self._local_tensor.new_full(*args, **options))
+        return self._new("new_full", (size,), options, fill_value)
 
-    def _new(self, local):
-        spec = spec_of(self.device_mesh, (Replicate(),) * self.device_mesh.ndim, tuple(local.shape))
+    def _new(self, name, size, options, *values):
+        spec, shape = self._spec, tuple(_C.empty(0, device="meta").new_empty(*size).shape)
+        places = spec.placements if shape == spec.shape and not spec.combined else spec.everywhere.placements
+        spec = spec_of(spec.mesh, places, shape)
+        local = getattr(self._local_tensor, name)(spec.local_shape(), *values, **options)
         return make(local, spec, local.requires_grad)
+
+    def equal(self, other):
+        """Whether `other` has the same sizes and elements; True on ranks outside the mesh, which have none."""
+        return self.device_mesh.get_coordinate() is None or super().equal(other)
 
     # ---- indexing
 
@@ -228,11 +238,13 @@ class DTensor(_C.Tensor):
                 f"from_local: this rank's part has shape {list(local_tensor.shape)} (expected {list(spec.local_shape())} of "
                 f"the whole's {list(shape)} with {placements}: give `shape` for parts of different sizes)"
             )
-        if run_check:
+        if mesh.get_coordinate() is None:
+            local_tensor = local_tensor.new_empty(spec.local_shape())
+        elif run_check:
             local_tensor = local_tensor.clone()
             for dim, place in enumerate(placements):
                 if place.is_replicate():
-                    mesh.get_group(dim).broadcast(local_tensor.detach(), 0)
+                    _broadcast(local_tensor, mesh.get_group(dim), 0)
         if grad_placements is not None:
             wanted = checked_placements(grad_placements, mesh, local_tensor.dim(), "from_local")
             return _C.spread_move(local_tensor, convert(spec, spec.placements, wanted), spec)
@@ -240,8 +252,10 @@ class DTensor(_C.Tensor):
 
     def to_local(self, *, grad_placements=None):
         """This rank's part as a plain tensor over the same memory. Gradients flow back; `grad_placements` says how the
-        gradient of the result lies (default: as the tensor itself)."""
+        gradient of the result lies (default: as the tensor itself). Of a rank outside the mesh: no elements."""
         spec = self._spec
+        if spec.mesh.get_coordinate() is None:
+            return _C.local_part(self).reshape(0)
         if grad_placements is None and not spec.shared and spec.shares == 1:
             return _C.local_part(self)
         given = tuple(Replicate() if place.is_partial() else place for place in spec.placements)
@@ -340,6 +354,19 @@ class DTensor(_C.Tensor):
         return [ChunkStorageMetadata(offsets=offsets, sizes=sizes)]
 
 
+def strides_like(strides, shape):
+    """Strides of a dense tensor of this shape whose dimensions are in the order of the given strides; 0 where these are."""
+    found, step = [0] * len(shape), 1
+    for dim in sorted((d for d, n in enumerate(strides) if n), key=lambda d: (strides[d], -d)):
+        found[dim], step = step, step * max(1, shape[dim])
+    return tuple(found)
+
+
+def _broadcast(tensor, group, source):
+    tensor = tensor.detach()
+    group.broadcast(_C.view_as_real(tensor) if tensor.is_complex() else tensor, source)
+
+
 def _cast(tensor, forward_dtype, backward_dtype):
     if forward_dtype is not None:
         tensor = tensor.to(forward_dtype)
@@ -353,6 +380,8 @@ def _draw(name):
     plain = getattr(_C.Tensor, name)
 
     def method(self, *args, **kwargs):
+        if self.device_mesh.get_coordinate() is None:
+            return self
         whole = _C.empty(self.shape, dtype=self.dtype, device=self.device)
         with no_grad():
             plain(whole, *args, **kwargs)
@@ -383,7 +412,7 @@ _C.set_spread_planner(plan)
 
 def distribute_tensor(tensor, device_mesh=None, placements=None, *, src_data_rank=0):
     """A DTensor leaf with the values of `tensor` on the rank `src_data_rank` of each line of the mesh, as `placements`
-    say (default: Replicate()). src_data_rank=None: each rank takes its part of its own tensor, and nothing is sent. All
+    say (default: Replicate(); Partial: one rank has the values, the others 0). src_data_rank=None: each rank takes its part of its own tensor, and nothing is sent. All
     ranks of the mesh call it. A tensor on meta stays there. Cost: a broadcast for each dimension of the mesh.
 
     >>> import pydist
@@ -402,15 +431,17 @@ def distribute_tensor(tensor, device_mesh=None, placements=None, *, src_data_ran
         raise RuntimeError("distribute_tensor: the tensor is no leaf (expected a leaf, such as detach())")
     placements = checked_placements(placements, mesh, tensor.dim(), "distribute_tensor")
     if any(isinstance(p, Partial) for p in placements):
-        raise ValueError(f"distribute_tensor: placements are {placements} (expected Shard and Replicate)")
+        whole = [Replicate() if isinstance(p, Partial) else p for p in placements]
+        made = distribute_tensor(tensor.detach(), mesh, whole, src_data_rank=src_data_rank)
+        return made.redistribute(placements=placements).detach().requires_grad_(tensor.requires_grad)
     spec, local = spec_of(mesh, placements, tensor.shape), tensor.detach()
     if mesh.get_coordinate() is None:
-        return make(local.new_empty(0), spec, tensor.requires_grad)
+        return make(local.new_empty(spec.local_shape()), spec, tensor.requires_grad)
     if src_data_rank is not None and not local.is_meta and mesh.size() > 1:
         local = local.clone()
         for dim in range(mesh.ndim):
             if mesh.size(dim) > 1:
-                mesh.get_group(dim).broadcast(local, src_data_rank)
+                _broadcast(local, mesh.get_group(dim), src_data_rank)
     part = spec.part_of(local)
     return make(part.clone() if part is not local or part._base is not None else part, spec, tensor.requires_grad)
 
@@ -418,8 +449,12 @@ def distribute_tensor(tensor, device_mesh=None, placements=None, *, src_data_ran
 def distribute_module(module, device_mesh=None, partition_fn=None, input_fn=None, output_fn=None):
     """Makes DTensors of a module's parameters and buffers. `partition_fn(name, module, mesh)` may do so for each module
     of the tree; what it leaves becomes Replicate(). `input_fn(module, inputs, mesh)` and `output_fn(module, outputs,
-    mesh)` run before and after forward. Returns the module."""
+    mesh)` run before and after forward. Returns the module. Raises RuntimeError for a module that it was called with
+    before."""
     mesh = checked_mesh(device_mesh, "distribute_module")
+    if getattr(module, "_distribute_module_applied", False):
+        raise RuntimeError("distribute_module: the module is distributed already (expected one call for each module)")
+    module._distribute_module_applied = True
     for name, below in module.named_modules():
         if partition_fn is not None:
             partition_fn(name, below, mesh)

@@ -55,8 +55,11 @@ def _cuts_alike(spec, now, wanted, d):
 
 
 def _steps(spec, now, wanted):
-    """The steps from placements to others; a dimension of the tensor may be cut by several of the mesh, in their order."""
+    """The steps from placements to others; a dimension of the tensor may be cut by several of the mesh, in their order.
+    A rank outside the mesh has none."""
     now, mesh = list(now), spec.mesh
+    if mesh.get_coordinate() is None:
+        return []
     changed = [d for d in range(mesh.ndim)
                if now[d] is not wanted[d] and mesh.size(d) > 1 and not _cuts_alike(spec, now, wanted, d)]  # fmt: skip
     if not changed:

@@ -103,6 +103,22 @@ def _gathered(name, inputs, attrs, raw, into, wants):
     return made
 
 
+def _outside(name, inputs, attrs, raw, into, wants):
+    """What a rank outside the mesh has of the results: no elements."""
+    if into is not None:
+        return (into,)
+    mesh = _mesh_of(name, inputs)
+    shapes = [None if t is None else t.shape if _C.spread_of(t) is None else _C.spread_of(t).shape for t in inputs]
+    metas = tuple(t if t is None else _C.empty(tuple(s), dtype=t.dtype, device="meta")
+                  for t, s in zip(inputs, shapes, strict=True))  # fmt: skip
+    made, device = [], next(t.device for t in inputs if t is not None)
+    for t in _results(name, metas, raw):
+        spec = spec_of(mesh, (Replicate(),) * mesh.ndim, tuple(t.shape))
+        made.append(_C.empty(spec.local_shape(), dtype=t.dtype, device=device))
+        _C.set_spread(made[-1], spec)
+    return tuple(made)
+
+
 def _out_of_place(name, inputs, attrs, raw, into, wants):
     return _C.op_apply(name, inputs, raw)
 
@@ -134,10 +150,10 @@ def _moves(call, chosen, mesh):
     return tuple(moves), tuple(spec_of(mesh, p, tuple(t.shape)) for p, t in zip(outs, call.outs, strict=True))
 
 
-def _results(call, metas):
+def _results(name, metas, raw):
     """The whole results, on meta; () if their shapes depend on values."""
     try:
-        return _C.op_apply(call.name, metas, call.raw)
+        return _C.op_apply(name, metas, raw)
     except NotImplementedError:
         return ()
 
@@ -147,6 +163,8 @@ def plan(name, inputs, attrs, raw, into, wants):
     if into is not None and (not inputs or into is not inputs[0]):
         return _out_of_place, (), (), None, None, False
     mesh = _mesh_of(name, inputs)
+    if mesh.get_coordinate() is None:
+        return _outside, (), (), None, None, True
     specs, taken = _specs_of(name, inputs, mesh)
     if into is not None and _C.spread_of(into) is None:
         raise RuntimeError(
@@ -163,7 +181,7 @@ def plan(name, inputs, attrs, raw, into, wants):
         t if t is None else _C.empty(s.shape, dtype=t.dtype, device="meta") for t, s in zip(inputs, specs, strict=True)
     )
     if name in custom or name in RULES or _C.op_is_each(name, metas, raw):
-        call.outs = (metas[0],) if into is not None else _results(call, metas)
+        call.outs = (metas[0],) if into is not None else _results(name, metas, raw)
     rule = (custom.get(name) or RULES.get(name, each))(call) if call.outs else None
     if rule is None:
         _warn(name)

@@ -144,7 +144,7 @@ class Spec(_C.Spread):
     def local_shape(self):
         """The sizes of this rank's part; of a rank outside the mesh: no elements."""
         if self.mesh.get_coordinate() is None:
-            return (0,)
+            return (0,) * max(1, len(self.shape))
         return tuple(b - a for a, b in self.ranges())
 
     def part_of(self, whole):
@@ -205,4 +205,9 @@ def checked_placements(placements, mesh, ndim, op):
                 raise IndexError(f"{op}: {place} of a tensor with {ndim} dimensions (expected {-ndim} to {ndim - 1})")
             place = Shard(place.dim % ndim, place.block)
         checked.append(place)
+    kinds = {place.reduce_op for place in checked if isinstance(place, Partial)}
+    if len(kinds) > 1 and kinds != {"sum", "avg"}:
+        raise ValueError(
+            f"{op}: placements are {placements} (expected one kind of Partial: the result would depend on their order)"
+        )
     return tuple(checked)

@@ -30,11 +30,11 @@ class CommDebugMode:
     """
 
     def __init__(self, module=None):
-        self.module, self.comm_counts, self.comm_module_counts = module, defaultdict(int), {}
-        self._hooks, self._open, self._seen = [], [], {}
+        self.module, self._counts, self.comm_module_counts = module, defaultdict(int), {}
+        self._hooks, self._open, self._seen, self._before = [], [], {}, None
 
     def __enter__(self):
-        self.comm_counts.clear()
+        self._counts.clear()
         self.comm_module_counts.clear()
         self._open.clear()
         self._seen = {}
@@ -50,9 +50,7 @@ class CommDebugMode:
         return self
 
     def __exit__(self, *error):
-        for key, before, after in zip(_NAMES.values(), self._before, _now(), strict=True):
-            if after != before:
-                self.comm_counts[getattr(ops.c10d_functional, key)] += after - before
+        self._counts, self._before = self.comm_counts, None
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -62,9 +60,19 @@ class CommDebugMode:
             if now != was:
                 counts["forward"][getattr(ops.c10d_functional, key)] += now - was
 
+    @property
+    def comm_counts(self):
+        """{collective: how often it was called}, of collectives that were called so far; 0 for others."""
+        counts = defaultdict(int, self._counts)
+        if self._before is None:
+            return counts
+        for key, before, now in zip(_NAMES.values(), self._before, _now(), strict=True):
+            if now != before:
+                counts[getattr(ops.c10d_functional, key)] += now - before
+        return counts
+
     def get_comm_counts(self):
-        """{collective: how often it was called}, of collectives that were called; 0 for others. Filled when the block
-        ends."""
+        """comm_counts."""
         return self.comm_counts
 
     def get_total_counts(self):
