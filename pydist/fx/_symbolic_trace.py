@@ -51,10 +51,11 @@ PH = PHBase()
 
 def _called(function, target, args, kwargs):
     """The function's result; with proxies among its arguments, while this thread traces, a proxy for a call of target."""
-    found = find_proxy((args, kwargs)) if current_tracer() is not None else None
-    if found is None:
+    tracer = current_tracer()
+    found = find_proxy((args, kwargs)) if tracer is not None else None
+    if found is None and (tracer is None or not tracer.records(target)):
         return function(*args, **kwargs)
-    return found.tracer.create_proxy("call_function", target, args, kwargs)
+    return (found.tracer if found is not None else tracer).create_proxy("call_function", target, args, kwargs)
 
 
 def wrap(fn_or_name):
@@ -197,6 +198,10 @@ class Tracer(TracerBase):
         """Whether a module stays one call: those of pydist.nn do, but Sequential."""
         return type(m).__module__.startswith("pydist.nn") and not isinstance(m, Sequential)
 
+    def records(self, target):
+        """Whether calls of this function become nodes, also those without proxies among their arguments."""
+        return False
+
     def path_of_module(self, mod):
         """The path of a module in the root."""
         if id(mod) not in self._paths:
@@ -223,7 +228,7 @@ class Tracer(TracerBase):
         return attr_val
 
     def _leaf(self, a):
-        if isinstance(a, _C.Tensor):
+        if isinstance(a, _C.Tensor) and not isinstance(a, Proxy):
             path = self._tensor_paths.get(id(a))
             if path is None:
                 number = 0
@@ -250,7 +255,12 @@ class Tracer(TracerBase):
             stars = {kinds.VAR_POSITIONAL: "*", kinds.VAR_KEYWORD: "**"}.get(p.kind, "")
             star = star or bool(stars)
             default = () if p.default is kinds.empty else (p.default,)
-            values[p.name] = self.create_proxy("placeholder", stars + p.name, default, {}, name=p.name)
+            of_tensor = isinstance(p.default, _C.Tensor)  # it stays itself: an input is no attribute
+            values[p.name] = self.create_proxy(
+                "placeholder", stars + p.name, () if of_tensor else default, {}, name=p.name
+            )
+            if of_tensor:
+                values[p.name].node.args = default
             if p.name in given and not isinstance(given[p.name], PHBase):
                 self.create_proxy("call_function", check_concrete, (values[p.name], given[p.name], p.name), {})
                 values[p.name] = given[p.name]

@@ -92,6 +92,10 @@ class TracerBase:
             "'len' is not supported in symbolic tracing by default (expected fx.wrap('len') at module level)"
         )
 
+    def setitem(self, obj, index, value):
+        """Called for proxy[index] = value."""
+        raise TypeError("'Proxy' object does not support item assignment (expected an op that returns a new tensor)")
+
     def keys(self, obj):
         """Called for **proxy."""
         return Attribute(obj, "keys")()
@@ -155,7 +159,7 @@ class Proxy:
         return self.tracer.index(self)
 
     def __setitem__(self, index, value):
-        raise TypeError("'Proxy' object does not support item assignment (expected an op that returns a new tensor)")
+        self.tracer.setitem(self, index, value)
 
     def __abs__(self):
         return self.tracer.create_proxy("call_function", operator.abs, (self,), {})

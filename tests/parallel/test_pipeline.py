@@ -427,6 +427,56 @@ def test_tables_of_ones_own(tmp_path):
     assert sha(found[0] + found[1]) == sha(q.grad for q in model.parameters())
 
 
+@pytest.mark.parametrize("own", [[[0, 1], [2, 3]], [[0, 1, 2], [3]]])
+def test_a_table_puts_stages_where_it_likes(own, tmp_path):
+    """Next to each other, and more on one rank than on the other; the bits are those of one process."""
+    rows = [
+        [f"{s}F{mb}" for mb in range(2) for s in row] + [f"{s}B{mb}" for mb in range(2) for s in reversed(row)]
+        for row in own
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(",".join(row) for row in rows))
+
+    def work(rank):
+        layers, (x, y) = made(4), batch(6)
+        schedule = _PipelineScheduleRuntime([PipelineStage(layers[s], s, 4, "cpu") for s in own[rank]], 2, F.mse_loss)
+        schedule._load_csv(tmp_path / "t.csv")
+        step(schedule, x, y)
+        return {s: [[q.grad, q] for q in layers[s].parameters()] for s in own[rank]}
+
+    found = {s: pairs for part in run_ranks(2, work) for s, pairs in part.items()}
+    assert (
+        sha([grad for s in sorted(found) for grad, _ in found[s]]) == in_order(2, 2, 6, "blocks", pydist.float32, 1)[0]
+    )
+
+
+def test_microbatches_may_be_given_one_by_one():
+    """Of different sizes, without splitting; LoopedBFS has PyTorch's order of arguments; frozen stages have no gradients."""
+
+    def work(rank):
+        x, y = batch(6)
+        given = {"arg_mbs": [(x[:4],), (x[4:],)] if rank == 0 else None, "target_mbs": [y[:4], y[4:]]}
+        stages, _ = placed("LoopedBFS", rank, 2, made(4))
+        schedule = pipelining.ScheduleLoopedBFS(stages, 2, F.mse_loss, None, False, True, True)
+        losses = []
+        schedule.step(**given, losses=losses)
+        assert schedule.scale_grads is False and len(losses) == (2 if rank else 0)
+        schedule.eval(**given)
+        frozen, _ = placed("GPipe", rank, 2, made(2))
+        frozen[0].submod.requires_grad_(False)
+        scheduled("GPipe", frozen, 2).step(**given, losses=losses)
+        assert all(p.grad is None for p in frozen[0].parameters()) and (rank == 0 or losses[0].item() > 0)
+        loose, _ = placed("GPipe", rank, 2, made(2))
+        with pytest.raises((RuntimeError, pipelining.StageFailed), match="the loss has no history"):
+            scheduled("GPipe", loose, 2, lambda out, target: out.detach().sum()).step(**given)
+        return [[q.grad for q in stage.parameters()] for stage in stages]
+
+    (a, c), (b, d) = run_ranks(2, work)
+    model, (x, y) = nn.Sequential(*made(4)), batch(6)
+    for part in (slice(0, 4), slice(4, 6)):
+        F.mse_loss(model(x[part]), y[part]).backward()
+    assert sha([*a, *b, *c, *d]) == sha([q.grad for q in model.parameters()])
+
+
 def test_a_builder_of_weight_gradients():
     """dw_builder: asked after the inputs' gradients are there, and its function called by W, or at once by B."""
     for name, count in (("ZBVZeroBubble", 3), ("1F1B", 3)):

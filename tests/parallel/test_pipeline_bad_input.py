@@ -13,6 +13,7 @@ from pydist.distributed.pipelining.microbatch import TensorChunkSpec, merge_chun
 from pydist.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     _PipelineScheduleRuntime,
+    _ScheduleForwardOnly,
     get_schedule_class,
 )
 from pydist.nn import functional as F
@@ -134,7 +135,37 @@ def test_tables(tmp_path):
         with pytest.raises(ValueError, match="format is 'x'"):
             getattr(schedule, name)(path, "x")
     x = pydist.ones(2, 4)
+    for use in (
+        lambda: schedule.step(x, target=x),
+        lambda: schedule._dump_csv(path),
+        lambda: schedule.tie_weights(0, "bias", 1, "bias"),
+    ):
+        with pytest.raises(RuntimeError, match="there is no table yet"):
+            use()
+    path.write_text("0F0,1F0,1B0,0B0,0F1,1F1,1B1,0B1")
+    schedule._load_csv(path)
+    path.write_text("0F0,1F0,0F1,1F1")
+    with pytest.raises(ValueError, match="rank 0 has no backward of stage 0, microbatch 0"):
+        schedule._load_csv(path)
     schedule.step(x, target=x)  # with the table from before
+
+
+def test_microbatches_that_are_given_as_such():
+    schedule, x = pipelining.ScheduleGPipe(stage(), 2, F.mse_loss), pydist.ones(2, 4)
+    for given, said in (
+        ({"arg_mbs": [(x,)]}, "arg_mbs: got 1 of them .expected a list with one for each of 2"),
+        ({"arg_mbs": x}, "arg_mbs: got Tensor"), ({"arg_mbs": [(x,)] * 2, "target_mbs": [x] * 3}, "targets: got 3"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            schedule.step(**given, target=x)
+    for build, said in (
+        (lambda: pipelining.ScheduleLoopedBFS([stage()], 2, F.mse_loss, kwargs_chunk_spec=False), "kwargs_chunk_spec is False"),
+        (lambda: pipelining.ScheduleGPipe(stage(), 2, F.mse_loss, 3), "args_chunk_spec is 3"),
+        (lambda: pipelining.ScheduleLoopedBFS([stage()], 2, backward_requires_autograd=False), "backward_requires_autograd is False"),
+        (lambda: _ScheduleForwardOnly(stage(), 2, F.mse_loss), "loss_fn was given"),
+    ):  # fmt: skip
+        with pytest.raises((TypeError, NotImplementedError, RuntimeError), match=said):
+            build()
 
 
 # ---- what ranks know together

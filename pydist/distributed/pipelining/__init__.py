@@ -16,8 +16,8 @@ from pydist.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 from pydist.distributed.pipelining.simulation import Simulation, simulate
-from pydist.distributed.pipelining.split import Pipe, SplitPoint, build_stage, pipe_split, pipeline
-from pydist.distributed.pipelining.stage import PipelineStage
+from pydist.distributed.pipelining.split import Pipe, SplitPoint, pipe_split, pipeline
+from pydist.distributed.pipelining.stage import PipelineStage, build_stage
 
 __all__ = [
     "Pipe",

@@ -65,12 +65,12 @@ class Step:
         ended = False
         try:
             for n, action in enumerate(self.row):
-                for receive in receives[posted : past + _AHEAD]:
-                    self._post(receive)
-                    posted += 1
-                past += action.computation_type in _RECEIVES
-                begin = time.perf_counter()
                 try:
+                    for receive in receives[posted : past + _AHEAD]:
+                        self._post(receive)
+                        posted += 1
+                    past += action.computation_type in _RECEIVES
+                    begin = time.perf_counter()
                     if last.get(action.stage_index) == n:
                         self.stages[action.stage_index].reduce_gradients_next()
                     _DO[action.computation_type](self, action.stage_index, action.microbatch_index)
@@ -237,8 +237,12 @@ class Step:
         for other in rest:
             if other.computation_type in _RECEIVES and not (other is action and failure is error):
                 self._drop(other)
-        self.messages.finish()
-        self.together(failure)
+        try:
+            self.messages.finish()
+            self.together(failure)
+        except DistError as died:
+            note(died, f"in a pipeline's step: {_where(action)} ({action}), on rank {self.rank}, after an error: {error}")
+            raise
         raise error
 
     def together(self, failure, *words):

@@ -30,6 +30,15 @@ __all__ = [
 ]
 
 
+# The kinds of actions by PyTorch's names.
+FORWARD = F = K.FORWARD
+BACKWARD_INPUT = I = K.BACKWARD_INPUT
+BACKWARD_WEIGHT = W = K.BACKWARD_WEIGHT
+FULL_BACKWARD = B = K.FULL_BACKWARD
+UNSHARD, RESHARD, REDUCE_GRAD, OVERLAP_F_B = K.UNSHARD, K.RESHARD, K.REDUCE_GRAD, K.OVERLAP_F_B
+SEND_F, RECV_F, SEND_B, RECV_B = K.SEND_F, K.RECV_F, K.SEND_B, K.RECV_B
+
+
 def _checked_stages(name, stages):
     if not isinstance(stages, (list, tuple)) or not stages or not all(isinstance(s, PipelineStage) for s in stages):
         raise TypeError(f"{name}: stages is {stages!r} (expected a list with at least one PipelineStage)")
@@ -65,6 +74,9 @@ class _PipelineSchedule:
             raise TypeError(f"{name}: loss_fn is {type(loss_fn).__name__} (expected a function of output and target)")
         if not isinstance(scale_grads, bool) and scale_grads != "count":
             raise ValueError(f"{name}: scale_grads is {scale_grads!r} (expected True, False or 'count')")
+        for what, spec in (("args_chunk_spec", args_chunk_spec), ("kwargs_chunk_spec", kwargs_chunk_spec)):
+            if spec is not None and not isinstance(spec, (tuple, list, dict)):
+                raise TypeError(f"{name}: {what} is {spec!r} (expected None, or specs in a tuple or a dict)")
         self._n_microbatches, self._loss_fn, self.scale_grads = n_microbatches, loss_fn, scale_grads
         self._args_chunk_spec, self._kwargs_chunk_spec = args_chunk_spec, kwargs_chunk_spec
         self._output_merge_spec = output_merge_spec
@@ -97,7 +109,7 @@ class _PipelineSchedule:
             raise ValueError(
                 f"{name}: the table has {len(table)} rows (expected one for each of {self.pp_group_size} ranks)"
             )
-        owner = tables.check(table, self._num_stages, self._n_microbatches)
+        owner = tables.check(table, self._num_stages, self._n_microbatches, backward=self._has_backward)
         mine, own = [s for s in sorted(owner) if owner[s] == rank], sorted(s.stage_index for s in self._stages)
         if mine != own:
             raise ValueError(f"{name}: rank {rank} was given stages {own} (expected {mine}, by the table)")
@@ -112,7 +124,12 @@ class _PipelineSchedule:
         """The table with its messages: what `step` does."""
         return self._with_messages(True)
 
+    def _check_table(self):
+        if self.pipeline_order is None:
+            raise RuntimeError(f"{type(self).__name__}: there is no table yet (expected _load_csv before)")
+
     def _with_messages(self, backward):
+        self._check_table()
         if backward not in self._lowered:
             kinds = (K.FORWARD,) if not backward else tuple(K)
             rows = tables.flat(self.pipeline_order)
@@ -142,11 +159,15 @@ class _PipelineSchedule:
             *_rows_text(self._with_messages(backward)),
         ]
 
-    def step(self, *args, target=None, losses=None, return_outputs=True, loss_kwargs=None, **kwargs):
+    def step(
+        self, *args, target=None, losses=None, return_outputs=True, loss_kwargs=None, arg_mbs=None, kwarg_mbs=None,
+        target_mbs=None, **kwargs,
+    ):  # fmt: skip
         """Does one step with a whole batch: splits it, and does forward and backward of all microbatches. All ranks call it.
 
         args, kwargs: of the model. Only the first stage reads args; a rank without it may give none. kwargs go to each
-        of the rank's stages. target: for loss_fn, on the rank with the last stage, split along dimension 0. losses: a list
+        of the rank's stages. target: for loss_fn, on the rank with the last stage, split along dimension 0. arg_mbs, kwarg_mbs,
+        target_mbs: instead of these, lists with the arguments (tuples, dicts) and targets of each microbatch. losses: a list
         that gets the loss of each microbatch there. Returns the merged result of the last stage on its rank, else None;
         also with return_outputs=False. Gradients are added to those that are there; with scale_grads=True they are divided by the
         number of microbatches. With scale_grads="count" loss_fn returns a pair, a sum and the count of what is in it, such as
@@ -159,18 +180,22 @@ class _PipelineSchedule:
         """
         if self._has_backward and not _C.is_grad_enabled():
             raise RuntimeError("step: gradients are disabled (expected eval() under no_grad)")
-        return self._step(args, kwargs, target, losses, return_outputs, loss_kwargs)
+        return self._step(args, kwargs, target, losses, return_outputs, loss_kwargs, (arg_mbs, kwarg_mbs, target_mbs))
 
-    def eval(self, *args, target=None, losses=None, **kwargs):
+    def eval(self, *args, target=None, losses=None, arg_mbs=None, kwarg_mbs=None, target_mbs=None, **kwargs):
         """Does the forwards of a step only, without gradients. Returns what `step` does."""
         had, self._has_backward = self._has_backward, False
         try:
             with no_grad():
-                return self._step(args, kwargs, target, losses, True, None)
+                return self._step(args, kwargs, target, losses, True, None, (arg_mbs, kwarg_mbs, target_mbs))
         finally:
             self._has_backward = had
 
-    def _step(self, args, kwargs, target, losses, return_outputs, loss_kwargs):
+    def _step(self, args, kwargs, target, losses, return_outputs, loss_kwargs, microbatches):
+        if self.pipeline_order is None:
+            raise RuntimeError(
+                f"{type(self).__name__}: there is no table yet (expected _load_csv before the first step)"
+            )
         for stage in self._stages:
             stage.has_backward = self._has_backward
             stage.clear_runtime_states()
@@ -184,6 +209,9 @@ class _PipelineSchedule:
                 raise TypeError(f"step: losses is {type(losses).__name__} (expected a list)")
             step.arg_mbs, step.kwarg_mbs = self._split_inputs(args, kwargs)
             step.targets = self._split_target(target)
+            for what, given in zip(("arg_mbs", "kwarg_mbs", "targets"), microbatches, strict=True):
+                if given is not None:
+                    setattr(step, what, self._checked_microbatches(what, given))
         except Exception as error:
             self._agree(step, step.failure(error))
             raise
@@ -196,6 +224,14 @@ class _PipelineSchedule:
             losses[:] = [step.losses[mb] for mb in sorted(step.losses)]
         outputs = [step.outputs[mb] for mb in sorted(step.outputs)]
         return merge_chunks(outputs, self._output_merge_spec) if outputs else None
+
+    def _checked_microbatches(self, what, given):
+        if not isinstance(given, (list, tuple)) or len(given) != self._n_microbatches:
+            got = f"{len(given)} of them" if isinstance(given, (list, tuple)) else type(given).__name__
+            raise ValueError(
+                f"step: {what}: got {got} (expected a list with one for each of {self._n_microbatches} microbatches)"
+            )
+        return list(given)
 
     def _split_inputs(self, args, kwargs):
         m = self._n_microbatches
@@ -218,6 +254,7 @@ class _PipelineSchedule:
 
         name, other_name: as in the stage's module. Parameters that fully_shard has sharded cannot be tied.
         """
+        self._check_table()
         ends, words = [], []
         for index, path in ((stage, name), (other_stage, other_name)):
             if index not in self.stage_index_to_group_rank:
@@ -295,19 +332,39 @@ class PipelineScheduleSingle(_PipelineSchedule):
 
 
 class PipelineScheduleMulti(_PipelineSchedule):
-    """A schedule with several stages on each rank."""
+    """A schedule with several stages on each rank. backward_requires_autograd: True, as backwards are the engine's.
+    defer_pp_recv is accepted: receives never wait before they are due."""
+
+    def __init__(
+        self,
+        stages,
+        n_microbatches,
+        loss_fn=None,
+        args_chunk_spec=None,
+        kwargs_chunk_spec=None,
+        output_merge_spec=None,
+        scale_grads=True,
+        backward_requires_autograd=True,
+        defer_pp_recv=False,
+    ):
+        if not backward_requires_autograd:
+            raise NotImplementedError(f"{type(self).__name__}: backward_requires_autograd is False (expected True)")
+        super().__init__(
+            stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads
+        )
 
 
 class _PipelineScheduleRuntime(PipelineScheduleMulti):
-    """A schedule by a table of one's own: after the constructor, `_load_csv` reads it. The first table is Interleaved
-    1F1B, or ZBV for stages in V form."""
+    """A schedule by a table of one's own: after the constructor, `_load_csv` reads it. Any rank may have any stages."""
 
     def _table(self):
-        p, rank = self.pp_group_size, self._stages[0].group_rank
-        own = sorted(stage.stage_index for stage in self._stages)
-        if len(own) == 2 and own == [rank, 2 * p - 1 - rank] and own[1] != rank + p:
-            return tables.zbv_zero_bubble(p, self._n_microbatches)
-        return tables.interleaved_1f1b(p, self._per_rank(), self._n_microbatches)
+        return None
+
+    def _set_table(self, table, lowered=False):
+        if table is None:
+            self.pipeline_order = self.stage_index_to_group_rank = None
+        else:
+            super()._set_table(table, lowered)
 
     def _load_csv(self, filename, format="compute_only"):
         """Takes the table of a file, of computations only, or with its messages."""
@@ -333,6 +390,15 @@ class ScheduleGPipe(PipelineScheduleSingle):
         return tables.gpipe(self.pp_group_size, self._n_microbatches)
 
 
+class _ScheduleForwardOnly(ScheduleGPipe):
+    """Forwards only."""
+
+    def __init__(self, stage, n_microbatches, loss_fn=None, *args, **kwargs):
+        if loss_fn is not None:
+            raise RuntimeError("_ScheduleForwardOnly: loss_fn was given (expected None: there is no backward)")
+        super().__init__(stage, n_microbatches, None, *args, **kwargs)
+
+
 class Schedule1F1B(PipelineScheduleSingle):
     """Forward and backward in turn: a rank keeps as few microbatches as the ranks behind it."""
 
@@ -342,7 +408,15 @@ class Schedule1F1B(PipelineScheduleSingle):
 
 
 class ScheduleLoopedBFS(_PipelineScheduleRuntime):
-    """All microbatches through a rank's first stage, then through its second one."""
+    """All microbatches through a rank's first stage, then through its second one. Its arguments have PyTorch's order, in which
+    chunk specs are missing; they may be given by name."""
+
+    def __init__(self, stages, n_microbatches, loss_fn=None, output_merge_spec=None, scale_grads=True, *args, **kwargs):
+        names = ("backward_requires_autograd", "defer_pp_recv")
+        super().__init__(
+            stages, n_microbatches, loss_fn, output_merge_spec=output_merge_spec, scale_grads=scale_grads,
+            **dict(zip(names, args, strict=False)), **kwargs,
+        )  # fmt: skip
 
     def _table(self):
         return tables.looped_bfs(self.pp_group_size, self._per_rank(), self._n_microbatches)

@@ -5,9 +5,9 @@ import sys
 from enum import Enum
 from typing import NamedTuple
 
-from pydist.distributed.pipelining.stage import PipelineStage
+from pydist.distributed.pipelining.stage import build_stage
 
-__all__ = ["Pipe", "PipeInfo", "SplitPoint", "build_stage", "pipe_split", "pipeline"]
+__all__ = ["Pipe", "PipeInfo", "SplitPoint", "pipe_split", "pipeline"]
 
 
 class SplitPoint(Enum):
@@ -53,10 +53,13 @@ class PipeInfo(NamedTuple):
 
 class Pipe:
     """The stages of a model, whose parameters keep the names that they have in the model. Called with the model's arguments,
-    it runs all of them here."""
+    it runs all of them here, and returns a tuple of results. `split_gm`: a module with the stages as submod_pp_0,
+    submod_pp_1, ..."""
 
-    def __init__(self, graph, modules, ties=()):
-        self._graph, self._modules, self._ties = graph, modules, tuple(ties)
+    has_loss_and_backward = False
+
+    def __init__(self, graph, modules, split_gm, ties=()):
+        self._graph, self._modules, self.split_gm, self._ties = graph, modules, split_gm, tuple(ties)
 
     @property
     def num_stages(self):
@@ -67,7 +70,7 @@ class Pipe:
         result = self._modules[0](*args, **kwargs)
         for module in self._modules[1:]:
             result = module(*result) if isinstance(result, tuple) else module(result)
-        return result
+        return result if isinstance(result, tuple) else (result,)
 
     def get_stage_module(self, stage_idx):
         """The module of a stage."""
@@ -83,15 +86,34 @@ class Pipe:
         """A PipeInfo, for build_stage."""
         return PipeInfo(self._graph, self.num_stages, ties=self._ties)
 
+    def parameters(self):
+        """The parameters of all stages."""
+        return self.split_gm.parameters()
+
+    def named_parameters(self):
+        """The parameters of all stages, by the model's names."""
+        return [pair for module in self._modules for pair in module.named_parameters()]
+
+    def state_dict(self):
+        """Parameters and buffers of all stages, by the model's names."""
+        return {name: value for module in self._modules for name, value in module.state_dict().items()}
+
+    def to(self, *args, **kwargs):
+        """Moves or casts all stages, as Module.to. Returns this Pipe."""
+        self.split_gm.to(*args, **kwargs)
+        return self
+
+    def train(self, mode=True):
+        """Puts all stages into training mode. Returns this Pipe."""
+        self.split_gm.train(mode)
+        return self
+
+    def eval(self):
+        """Puts all stages into evaluation mode. Returns this Pipe."""
+        return self.train(False)
+
     def __repr__(self):
-        return f"Pipe({len(self._modules)} stages)"
-
-
-def build_stage(stage_module, stage_index, pipe_info, device, group=None):
-    """A PipelineStage of a Pipe's module that has been changed or wrapped. pipe_info: from `Pipe.info`."""
-    stage = PipelineStage(stage_module, stage_index, pipe_info.num_stages, device, group=group)
-    stage.ties = pipe_info.ties
-    return stage
+        return "\n".join(f"stage {i}: {module!r}\n{module.code.strip()}" for i, module in enumerate(self._modules))
 
 
 def _marks(module, split_spec):
@@ -118,17 +140,14 @@ def _own_copy(module, path):
 
 def _separate(modules):
     """Gives each stage its own copy of a parameter that several have. Returns the ties between them. Raises ValueError for
-    a module that two stages call, and for a buffer that one of them writes."""
+    a buffer of two stages, unless they only read it."""
     owner, ties, nodes = {}, [], [node for module in modules for node in module.graph.nodes]
     in_place = [node.args[0] for node in nodes if node.op == "call_method" and node.target.endswith("_")]
     written = {node.target for node in in_place if node.op == "get_attr"}
     for stage, module in enumerate(modules):
         read = {node.target for node in module.graph.nodes if node.op == "get_attr"} - written
-        called = {node.target for node in module.graph.nodes if node.op == "call_module"}
-        things = [(n, module.get_submodule(n)) for n in called]
-        things += [(n, b) for n, b in module.named_buffers() if n not in read]
-        for name, thing in things:
-            before, where = owner.setdefault(id(thing), (stage, name))
+        for name, buffer in module.named_buffers():
+            before, where = (stage, name) if name in read else owner.setdefault(id(buffer), (stage, name))
             if before != stage:
                 raise ValueError(
                     f"pipeline: {name} of stage {stage} is {where} of stage {before} (expected no sharing)"
@@ -160,7 +179,8 @@ def pipeline(module, mb_args, mb_kwargs=None, split_spec=None, split_policy=None
 
     What a stage needs of an earlier one goes through all between: skip connections, numbers such as lengths, too. A parameter
     of two stages is tied: each has its own copy, and `step` gives both the sum of their gradients, as with tie_weights of a
-    schedule. A module that two stages call raises ValueError.
+    schedule. A module with buffers that two stages call raises ValueError; so does a stage that does nothing, but marks behind
+    the last module have no effect. gradients and autocast may be switched in modules that are not cut only.
 
     >>> import pydist
     >>> from pydist import nn
@@ -185,4 +205,5 @@ def pipeline(module, mb_args, mb_kwargs=None, split_spec=None, split_policy=None
         if not isinstance(traced, GraphModule):
             raise TypeError(f"pipeline: split_policy returned {type(traced).__name__} (expected a GraphModule)")
     modules = stages.cut(traced, pipe_split)
-    return Pipe(traced.graph, modules, _separate(modules))
+    ties = _separate(modules)
+    return Pipe(traced.graph, modules, stages.container({f"submod_pp_{i}": m for i, m in enumerate(modules)}), ties)

@@ -4,7 +4,7 @@ from pydist import _C
 from pydist.autograd import backward
 from pydist.distributed._group.process_group import for_call
 
-__all__ = ["PipelineStage"]
+__all__ = ["PipelineStage", "build_stage"]
 
 
 def _as_tensors(what, result):
@@ -145,7 +145,11 @@ class PipelineStage:
         full_backward=False: `backward_weight_one_chunk` makes those of the parameters."""
         kept = self._kept[bwd_chunk_id]
         if self.is_last:
-            pairs = [tuple(kept.results)]
+            loss, scale = kept.results
+            trained = [*self.parameters(), *(t for t in kept.inputs if t is not None)]
+            if not loss.requires_grad and any(t.requires_grad for t in trained):
+                raise RuntimeError("step: the loss has no history (expected one that depends on the stage's result)")
+            pairs = [(loss, scale)] if loss.requires_grad else []  # all is frozen
         else:
             pairs = self._paired(bwd_chunk_id, kept.results, grads)
         pairs = [(t, g) for t, g in pairs if g is not None]
@@ -191,3 +195,10 @@ class PipelineStage:
             late()
         else:
             _C._split_finish(late)
+
+
+def build_stage(stage_module, stage_index, pipe_info, device, group=None):
+    """A PipelineStage of a Pipe's module that has been changed or wrapped. pipe_info: from `Pipe.info`."""
+    stage = PipelineStage(stage_module, stage_index, pipe_info.num_stages, device, group=group)
+    stage.ties = pipe_info.ties
+    return stage

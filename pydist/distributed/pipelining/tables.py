@@ -352,9 +352,10 @@ def owners(rows, op="pipelining"):
     return found
 
 
-def check(table, num_stages=None, microbatches=None, max_live=None):
+def check(table, num_stages=None, microbatches=None, max_live=None, backward=False):
     """Checks the table. Returns {stage: rank}. num_stages, microbatches: None, or what there must be. max_live: None, or
-    how many microbatches a rank may have between F and the backward, over its stages.
+    how many microbatches a rank may have between F and the backward, over its stages. backward: there must be backwards; a
+    table with one must have all anyway.
 
     Raises ValueError that names the rank, the cell and the action: if an action is there twice, comes before what it
     needs, or is missing; if a receive has no send; if ranks wait for each other in a circle; if stages skip a number.
@@ -371,7 +372,7 @@ def check(table, num_stages=None, microbatches=None, max_live=None):
     if microbatches is None:
         microbatches = 1 + max((action.microbatch_index or 0) for row in rows for _, action in row)
     seen = _check_rows(op, rows, microbatches, max_live)
-    _check_whole(op, seen, owner, last, microbatches)
+    _check_whole(op, seen, owner, last, microbatches, backward)
     stuck = walk(rows, owner, last, lambda *_: None)
     if stuck:
         raise ValueError(_circle(op, rows, owner, last, stuck))
@@ -418,9 +419,9 @@ def _check_before(op, where, action, seen):
 _OTHER_END = {K.RECV_F: (-1, K.SEND_F), K.SEND_F: (1, K.RECV_F), K.RECV_B: (1, K.SEND_B), K.SEND_B: (-1, K.RECV_B)}
 
 
-def _check_whole(op, seen, owner, last, microbatches):
+def _check_whole(op, seen, owner, last, microbatches, backward):
     """Whether each stage does everything for each microbatch, and each message has two ends."""
-    backward = any(kind in BACKWARD for _, kind, _ in seen)
+    backward = backward or any(kind in BACKWARD for _, kind, _ in seen)
     messages = any(kind in _OTHER_END for _, kind, _ in seen)
     for s in range(last + 1):
         for mb in range(microbatches):

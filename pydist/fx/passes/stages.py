@@ -4,7 +4,7 @@ may depend on them; what a stage needs of an earlier one goes through all stages
 import inspect
 import os
 import sys
-from operator import getitem, truth
+from operator import getitem, setitem, truth
 
 import pydist
 from pydist import _C
@@ -14,7 +14,8 @@ from pydist.fx.graph import Graph
 from pydist.fx.graph_module import GraphModule
 from pydist.fx.interpreter import Interpreter
 from pydist.fx.node import Node, map_aggregate, map_arg
-from pydist.fx.proxy import TraceError
+from pydist.fx.proxy import Proxy, TraceError
+from pydist.nn import Module
 from pydist.nn.modules.normalization import add_norm
 
 __all__ = ["StageTracer", "cut", "trace"]
@@ -74,6 +75,23 @@ class _Shapes(Interpreter):
         return functional_call(module, own, args, kwargs)
 
 
+_DRAWS = frozenset(
+    "bernoulli multinomial normal poisson rand rand_like randint randint_like randn randn_like randperm".split()
+)  # which draw anew each time
+
+
+def _modes():
+    """What `with` blocks switch, and nodes do not say."""
+    autocast = [(pydist.is_autocast_enabled(kind), pydist.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    return [_C.is_grad_enabled(), *autocast]
+
+
+class _TensorProxy(Proxy):
+    """A proxy that is a Tensor where the program asks isinstance."""
+
+    __class__ = property(lambda self: _C.Tensor)
+
+
 class StageTracer(Tracer):
     """A Tracer that knows the shapes of what it traces, from example inputs ({name: value}). Where a program asks whether
     something is true, how long it is or which number it is, and this follows from shapes, it gets the answer, and the traced
@@ -87,12 +105,21 @@ class StageTracer(Tracer):
     def __init__(self, examples, marks, split):
         super().__init__(autowrap_functions=(add_norm,))  # its norm may get hooks later
         self._examples, self._marks, self._split, self._shapes = examples, marks, split, None
+        self._begun = _modes()
 
     def is_leaf_module(self, m, module_qualified_name):
         """Whether a module stays one call."""
         if not self._marks:
             return super().is_leaf_module(m, module_qualified_name)
         return not any(mark.startswith(f"{module_qualified_name}.") for mark in self._marks)
+
+    def proxy(self, node):
+        """A proxy for a node."""
+        return (_TensorProxy if isinstance(node.meta.get("val"), _C.Tensor) else Proxy)(node, self)
+
+    def records(self, target):
+        """Random numbers are drawn when the stage runs."""
+        return getattr(target, "__name__", "") in _DRAWS
 
     def call_module(self, m, forward, args, kwargs):
         """The call, with a new stage before or behind it where there is a mark."""
@@ -115,6 +142,11 @@ class StageTracer(Tracer):
 
     def create_node(self, kind, target, args, kwargs, name=None, type_expr=None):
         """A node, with its value by shapes in node.meta["val"]."""
+        if kind.startswith("call_") and _modes() != self._begun:
+            raise TraceError(
+                f"{_line()}: gradients or autocast are switched on or off in a forward that is cut (expected that inside of a "
+                "module that is not cut)"
+            )
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
         if self._shapes is None:
             self._shapes = _Shapes(self.root, self.graph)
@@ -162,6 +194,10 @@ class StageTracer(Tracer):
             )
         return self._guarded(obj, value.__index__())
 
+    def setitem(self, obj, index, value):
+        """obj[index] = value."""
+        self.create_proxy("call_function", setitem, (obj, index, value), {})
+
     def length(self, obj):
         """How long it is."""
         value = len(self._known(obj, "how long"))
@@ -193,6 +229,8 @@ def _examples(module, args, kwargs):
             map_aggregate(bound.arguments[name], lambda x, found=found: found.append(x))
             if not star and not any(isinstance(x, _C.Tensor) for x in found):
                 fixed[name] = bound.arguments[name]
+        elif isinstance(p.default, _C.Tensor):
+            bound.arguments[name] = p.default
         elif p.default is not kinds.empty:
             fixed[name] = p.default
     return {name: value for name, value in bound.arguments.items() if name not in fixed}, fixed
@@ -211,6 +249,14 @@ def trace(module, args, kwargs, marks, split):
             n for n in (*vars(module), *module._buffers) if n.startswith("_tensor_constant") and n not in before
         ]:
             delattr(module, name)
+
+
+def container(modules):
+    """A Module with these children."""
+    made = Module()
+    for name, module in modules.items():
+        made.add_module(name, module)
+    return made
 
 
 # ---- cutting
@@ -299,6 +345,8 @@ def cut(traced, split):
     busy = {
         stage[n] for n in traced.graph.nodes if n.op.startswith("call_") and n.target not in (split, check_concrete)
     }
+    count = min(count, 1 + max(busy, default=0))  # a mark behind all that the module does has no effect
+    stage = {node: min(s, count - 1) for node, s in stage.items()}
     if idle := set(range(count)) - busy:
         raise ValueError(f"pipeline: stage {min(idle)} of {count} does nothing (expected a module or an op in each)")
     crossing = _crossing(traced.graph, stage, count)
