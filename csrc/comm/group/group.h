@@ -188,6 +188,7 @@ pd_status pd_group_segment_new(pd_group *g, size_t bytes, pd_segment **out);
 void *pd_segment_ptr(const pd_segment *s); /* [borrowed from s] page-aligned; never moves */
 void *pd_segment_peer(const pd_segment *s, int rank); /* another rank's part; NULL: this rank cannot address it */
 size_t pd_segment_bytes(const pd_segment *s);
+int pd_segment_size(const pd_segment *s); /* of its group */
 void pd_segment_retain(pd_segment *s);
 void pd_segment_release(pd_segment *s);
 

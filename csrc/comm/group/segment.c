@@ -293,6 +293,7 @@ pd_status pd_group_segment_new(pd_group *g, size_t bytes, pd_segment **out) {
 void *pd_segment_peer(const pd_segment *s, int rank) { return s->parts[rank].ptr; }
 void *pd_segment_ptr(const pd_segment *s) { return s->parts[s->rank].ptr; }
 size_t pd_segment_bytes(const pd_segment *s) { return s->bytes; }
+int pd_segment_size(const pd_segment *s) { return s->size; }
 void pd_segment_retain(pd_segment *s) { atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed); }
 
 void pd_segment_release(pd_segment *s) {

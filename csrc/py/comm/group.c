@@ -8,7 +8,11 @@
 #include "comm/nccl/nccl.h"
 #include "py/comm/comm_impl.h"
 
-typedef struct { PyObject_HEAD pd_segment *segment; } SegmentObject;
+typedef struct {
+    PyObject_HEAD
+    pd_segment *segment;
+    int rank; /* whose part it shows; -1: this rank's */
+} SegmentObject;
 
 static PyTypeObject *segment_type, *group_type;
 
@@ -37,8 +41,24 @@ static void segment_dealloc(PyObject *self) {
 }
 
 static int segment_buffer(PyObject *self, Py_buffer *view, int flags) {
-    pd_segment *s = ((SegmentObject *)self)->segment;
-    return PyBuffer_FillInfo(view, self, pd_segment_ptr(s), (Py_ssize_t)pd_segment_bytes(s), 0, flags);
+    const SegmentObject *o = (SegmentObject *)self;
+    void *data = o->rank < 0 ? pd_segment_ptr(o->segment) : pd_segment_peer(o->segment, o->rank);
+    return PyBuffer_FillInfo(view, self, data, (Py_ssize_t)pd_segment_bytes(o->segment), 0, flags);
+}
+
+static PyObject *segment_peer(PyObject *self, PyObject *arg) {
+    pd_segment *segment = ((SegmentObject *)self)->segment;
+    int rank;
+    if (!pd_py_int_in(arg, "peer", "rank", 0, pd_segment_size(segment) - 1, &rank)) return NULL;
+    if (!pd_segment_peer(segment, rank))
+        return PyErr_Format(PyExc_RuntimeError, "peer: the memory of rank %d is on another host (expected one host)",
+                            rank);
+    SegmentObject *s = (SegmentObject *)pd_py_comm_make(segment_type, PD_PY_SEGMENT);
+    if (!s) return NULL;
+    pd_segment_retain(segment);
+    s->segment = segment;
+    s->rank = rank;
+    return (PyObject *)s;
 }
 
 /* ---- Group: life ------------------------------------------------------------------------------------------------- */
@@ -145,6 +165,7 @@ static PyObject *group_segment(PyObject *o, PyObject *arg) {
     PD_PY_NO_GIL(status = pd_group_segment_new(self->group, (size_t)bytes, &segment));
     if (status) return raise_without((PyObject *)s, status);
     s->segment = segment;
+    s->rank = -1;
     return (PyObject *)s;
 }
 
@@ -422,9 +443,13 @@ static PyGetSetDef group_getset[] = {
 
 /* ---- types ------------------------------------------------------------------------------------------------------- */
 
+static PyMethodDef segment_methods[] = {
+    {"peer", segment_peer, METH_O,
+     "peer(rank) -> Segment\n\nAnother rank's part, which keeps the memory. RuntimeError if it is on another host."},
+    {0}};
 static PyType_Slot segment_slots[] = {
     {Py_tp_dealloc, segment_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_bf_getbuffer, segment_buffer},
-    {Py_tp_doc, "Symmetric memory, as a buffer of bytes."}, {0},
+    {Py_tp_methods, segment_methods}, {Py_tp_doc, "Symmetric memory, as a buffer of bytes."}, {0},
 };
 static PyType_Slot group_slots[] = {
     {Py_tp_dealloc, group_dealloc},

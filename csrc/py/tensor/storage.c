@@ -18,6 +18,12 @@ static PyObject *storage_bytes(PyObject *module, PyObject *object) {
     return pd_py_wrap_new(out);
 }
 
+static PyObject *storage_refs(PyObject *module, PyObject *object) {
+    pd_tensor *t = pd_py_expect_tensor(object, "storage_refs", "tensor");
+    (void)module;
+    return t ? PyLong_FromLongLong(atomic_load_explicit(&t->storage->refs, memory_order_relaxed)) : NULL;
+}
+
 /* storage_view(tensor, dtype, size, stride, offset): any view of the tensor's storage, for pickles and deep copies. */
 static PyObject *storage_view(PyObject *module, PyObject *args) {
     PyObject *object, *type, *sizes, *strides;
@@ -136,6 +142,8 @@ static PyMethodDef functions[] = {
     {"storage_view", storage_view, METH_VARARGS,
      "storage_view(tensor, dtype, size, stride, offset)\n\nA tensor with this dtype, size, stride and offset (in "
      "elements) over the storage of `tensor`. Errors: ValueError\nwhere the view does not fit into the storage."},
+    {"storage_refs", storage_refs, METH_O,
+     "storage_refs(tensor)\n\nHow many tensors, this one among them, lie in its storage."},
     {"storage_bytes", storage_bytes, METH_O,
      "storage_bytes(tensor)\n\nThe storage that the tensor is a view of: a 1-d uint8 tensor over the same memory."},
     {"storage_may_move", storage_may_move, METH_VARARGS,

@@ -1,6 +1,7 @@
 """What stages send each other: a header with dtypes and shapes, then the tensors. So shapes may change with each message.
 
-A failure is sent in the place of a message. Each message has a tag of its own, by stage, microbatch and direction.
+Where ranks share memory, a tensor lies in their arena, and the header says where (_arena.py). A failure is sent in the place of
+a message. Each message has a tag of its own, by stage, microbatch and direction.
 """
 
 import queue
@@ -12,6 +13,7 @@ WORDS = 64  # of a header
 _FIRST_TAG = 1 << 28  # programs have the smaller ones
 _OK, _FAILED = 0, 1
 _NO_TENSOR = -1
+_SENT = -1  # not in the arena
 _IN_RING = 4096  # bytes that a send leaves in the group's memory without anybody's help
 _DTYPES = [
     getattr(_C, name)
@@ -32,30 +34,30 @@ class StageFailed(RuntimeError):
         return StageFailed, (self.args[0], self.rank, self.stage, self.microbatch)
 
 
-def words_of(tensors):
-    """The header of these tensors, some of which may be None."""
+def words_of(tensors, places):
+    """The header of these tensors, some of which may be None. places: where each lies in the arena; None: it is sent."""
     words = [_OK, 0, len(tensors)]
-    for t in tensors:
+    for t, place in zip(tensors, places, strict=True):
         if t is None:
             words.append(_NO_TENSOR)
         else:
-            words += [_DTYPES.index(t.dtype), int(t.requires_grad), t.ndim, *t.shape]
+            place = _SENT if place is None else place
+            words += [_DTYPES.index(t.dtype), int(t.requires_grad), place, t.ndim, *t.shape]
     words[1] = len(words)
     return words
 
 
-def tensors_of(words, device):
-    """[(an empty tensor, requires_grad) or None for each] that a header announces."""
+def tensors_of(words):
+    """[(dtype, shape, requires_grad, place in the arena or _SENT) or None for each] that a header announces."""
     found, at = [], 3
     for _ in range(words[2]):
         if words[at] == _NO_TENSOR:
             found.append(None)
             at += 1
             continue
-        dtype, grad, ndim = words[at : at + 3]
-        shape = words[at + 3 : at + 3 + ndim]
-        found.append((_C.empty(tuple(shape), dtype=_DTYPES[dtype], device=device), bool(grad)))
-        at += 3 + ndim
+        dtype, grad, place, ndim = words[at : at + 4]
+        found.append((_DTYPES[dtype], tuple(words[at + 4 : at + 4 + ndim]), bool(grad), place))
+        at += 4 + ndim
     return found
 
 
@@ -84,9 +86,10 @@ class Mover(threading.Thread):
 
 
 class Messages:
-    """The messages of one step. peer_of: {stage: its rank in the group}."""
+    """The messages of one step. peer_of: {stage: its rank in the group}. room: a Room."""
 
-    def __init__(self, group, peer_of, microbatches, device):
+    def __init__(self, group, peer_of, microbatches, device, room):
+        self._room = room
         self._group, self._peer_of, self._microbatches, self._device = group, peer_of, microbatches, device
         self._sends, self._posted, self._mover = [], {}, None
 
@@ -111,10 +114,11 @@ class Messages:
 
     def send(self, tensors, stage, microbatch, forward):
         """Starts to send these to a stage. Nobody may write them until the step ends."""
-        peer, tag, words = self._peer_of[stage], self._tag(stage, microbatch, forward), words_of(tensors)
-        self._send_words(words, peer, tag)
-        for t in tensors:
-            if t is not None and t.numel():
+        peer, tag = self._peer_of[stage], self._tag(stage, microbatch, forward)
+        places = [None if t is None else self._room.put(t) for t in tensors]
+        self._send_words(words_of(tensors, places), peer, tag)
+        for t, place in zip(tensors, places, strict=True):
+            if t is not None and t.numel() and place is None:
                 self._start(t.detach().contiguous(), peer, tag)
         self._sends = [pair for pair in self._sends if not pair[0].is_completed()]
 
@@ -157,13 +161,25 @@ class Messages:
             rest = _C.empty(words[1] - WORDS, dtype=_C.int64)
             self._group.recv(rest, peer, tag)
             words += rest.tolist()
-        return self._bodies(tensors_of(words, self._device), peer, tag)
+        return self._bodies(tensors_of(words), peer, tag)
 
     def _bodies(self, announced, peer, tag):
-        works = [self._group.recv(entry[0], peer, tag, True) for entry in announced if entry and entry[0].numel()]
+        found, works = [], []
+        for entry in announced:
+            if entry is None:
+                found.append(None)
+                continue
+            dtype, shape, grad, place = entry
+            if place == _SENT:
+                made = _C.empty(shape, dtype=dtype, device=self._device)
+                if made.numel():
+                    works.append(self._group.recv(made, peer, tag, True))
+            else:
+                made = self._room.arena.view(peer, place, dtype, shape)
+            found.append((made, grad))
         for work in works:
             work.wait()
-        return [entry and entry[0].requires_grad_(entry[1]) for entry in announced]
+        return [entry and entry[0].requires_grad_(entry[1]) for entry in found]
 
     def finish(self):
         """Waits until all that was sent has been taken."""

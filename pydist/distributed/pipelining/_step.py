@@ -15,6 +15,7 @@ from pydist.utils._pytree import tree_map
 
 _LAST = (K.FULL_BACKWARD, K.BACKWARD_WEIGHT)  # after which a microbatch has given its gradients
 _RECEIVES = (K.RECV_F, K.RECV_B)
+_NOTHING = (0, 0, 0)  # the words at the end of a step that has failed
 _AHEAD = 2  # receives that are posted before they are due
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _WORDS = {K.FORWARD: "forward", K.FULL_BACKWARD: "backward", K.BACKWARD_INPUT: "backward of inputs",
@@ -44,7 +45,7 @@ class Step:
         first = schedule._stages[0]
         self.rank = first.group_rank
         self.owner = schedule.stage_index_to_group_rank
-        self.messages = Messages(first.group, self.owner, schedule._n_microbatches, first.device)
+        self.messages = Messages(first.group, self.owner, schedule._n_microbatches, first.device, schedule._room)
         self.outputs, self.losses, self.spans = {}, {}, []
         self.counts = {}  # of the losses, where they divide the gradients
         self._box = {}  # (stage, microbatch, forward) -> what has come for it
@@ -82,6 +83,7 @@ class Step:
             ended = True
         finally:
             if not ended:  # what was put aside is the gradient again
+                self.schedule._room.drop()
                 for p, before in [pair for tie in ties for pair in tie.aside] + (aside or []):
                     p.grad = before
             self.messages.close()
@@ -106,13 +108,11 @@ class Step:
             self.messages.finish()
             for tie in ties:
                 tie.end(self.schedule._stages[0].group)
-            if aside is None:
-                self.together(None)
-                return
-            last = max(self.owner)
-            words = self.together(None, *_words_of(self._count(last)))
-            count = _number_of(words[self.owner[last]])
-            for p, before in aside:
+            last, room = max(self.owner), self.schedule._room
+            words = self.together(None, *room.words(), *_words_of(0.0 if aside is None else self._count(last)))
+            room.settle(words)
+            count = _number_of(words[self.owner[last]][2:])
+            for p, before in aside or ():
                 if p.grad is not None and count:
                     p.grad.detach().div_(count)
                 if before is not None:
@@ -239,9 +239,11 @@ class Step:
                 self._drop(other)
         try:
             self.messages.finish()
-            self.together(failure)
+            self.together(failure, *_NOTHING)
         except DistError as died:
-            note(died, f"in a pipeline's step: {_where(action)} ({action}), on rank {self.rank}, after an error: {error}")
+            note(
+                died, f"in a pipeline's step: {_where(action)} ({action}), on rank {self.rank}, after an error: {error}"
+            )
             raise
         raise error
 

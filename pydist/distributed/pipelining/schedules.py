@@ -10,6 +10,7 @@ from pydist.distributed._ops.agreement import check_agreement
 from pydist.distributed._ops.objects import all_gather_object
 from pydist.distributed.pipelining import tables
 from pydist.distributed.pipelining._actions import K, _Action, _ComputationType, parts_of  # noqa: F401
+from pydist.distributed.pipelining._arena import Room
 from pydist.distributed.pipelining._step import Step
 from pydist.distributed.pipelining._ties import Tie
 from pydist.distributed.pipelining.microbatch import merge_chunks, split_args_kwargs_into_chunks, split_tensor
@@ -83,6 +84,7 @@ class _PipelineSchedule:
         self._has_backward = loss_fn is not None
         self._num_stages, self.pp_group_size = self._stages[0].num_stages, self._stages[0].group_size
         self._spans, self._lowered, self._hashes, self._ties = None, {}, {}, []
+        self._room = Room(self._stages[0].group)
         self._untied = self._stages[0].ties  # of the model that `pipeline` has cut
         self._set_table(self._table())
 
