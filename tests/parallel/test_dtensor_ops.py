@@ -9,6 +9,7 @@ import warnings
 import pytest
 
 import pydist
+from lib.processes import within
 from pydist.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from pydist.testing import run_ranks
 from tests.lib.op_samples import SAMPLES, arguments, arrays, build, call, specs_of
@@ -70,8 +71,8 @@ def equal(a, b, text):
         return
     assert a.shape == b.shape and a.dtype == b.dtype, (text, a.shape, b.shape, a.dtype, b.dtype)
     if a.is_floating_point():
-        within = 1e-12 if a.dtype == pydist.float64 else 1e-6
-        assert pydist.allclose(a, b, rtol=within, atol=within, equal_nan=True), (text, a, b)
+        bound = 1e-12 if a.dtype == pydist.float64 else 1e-6
+        assert pydist.allclose(a, b, rtol=bound, atol=bound, equal_nan=True), (text, a, b)
     else:
         assert pydist.equal(a, b), (text, a, b)
 
@@ -142,5 +143,5 @@ def test_op_on_parts(name, shape):
                 for i, s in enumerate(SAMPLES[name])
             )
 
-    counts = run_ranks(ranks, work)
+    counts = run_ranks(ranks, work, timeout=within(60))
     assert counts[0] and len(set(counts)) == 1
