@@ -91,6 +91,7 @@ def without(package):
     return find
 
 
+@pytest.mark.slow
 @each
 def test_a_tutorial_runs(path):
     for needed in ("nbclient", "nbformat", "ipykernel", "matplotlib", "sklearn"):

@@ -133,7 +133,8 @@ def _own_copy(module, path):
     for part in way:
         own = copy.copy(module._modules[part])
         own._modules, own._parameters = dict(own._modules), dict(own._parameters)
-        module._modules[part] = module = own
+        module._modules[part] = own
+        module = own
     p = module._parameters[name]
     module._parameters[name] = type(p)(p.detach().clone(), p.requires_grad)
 
@@ -180,7 +181,7 @@ def pipeline(module, mb_args, mb_kwargs=None, split_spec=None, split_policy=None
     What a stage needs of an earlier one goes through all between: skip connections, numbers such as lengths, too. A parameter
     of two stages is tied: each has its own copy, and `step` gives both the sum of their gradients, as with tie_weights of a
     schedule. A module with buffers that two stages call raises ValueError; so does a stage that does nothing, but marks behind
-    the last module have no effect. gradients and autocast may be switched in modules that are not cut only.
+    the last module have no effect. Gradients and autocast may be switched in modules that are not cut only.
 
     >>> import pydist
     >>> from pydist import nn
