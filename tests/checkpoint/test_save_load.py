@@ -273,7 +273,7 @@ def test_ranks_may_have_different_names(tmp_path):
 
     def state_of(rank, fill):
         stage = rank // 2
-        sizes = {f"layer{stage}.weight": (300, 100), f"layer{stage}.bias": (3,), "norm": (5,)}
+        sizes = {f"layer{stage}.weight": (300, 100), f"layer{stage}.bias\udc80": (3,), "norm": (5,)}
         tensors = {name: pydist.full(shape, fill + stage if "layer" in name else fill) for name, shape in sizes.items()}
         return {"model": tensors, f"steps{stage}": int(fill) + stage, "both": int(fill)}
 

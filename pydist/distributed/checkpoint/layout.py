@@ -1,4 +1,5 @@
-"""Which boxes of which tensors a rank holds, and which of them it writes. No rank asks another one: all compute it.
+"""Which boxes of which tensors a rank holds, and which of them it writes. All ranks compute it; where they have different plain
+tensors, they have told each other before.
 
 A box is a part of a tensor with sides along its dimensions: offsets and sizes. A plain tensor in a state is the same on all
 ranks, which share the writing. A TensorPart says that this rank holds only a part of a tensor.
@@ -154,6 +155,11 @@ def _shared(offsets, tensor, number, count, owner):
     return (offsets, tensor) if number == owner else None
 
 
+def _number_of(name):
+    """A number that all ranks make of a name, also of one that is no valid Unicode."""
+    return zlib.crc32(name.encode("utf-8", "surrogatepass"))
+
+
 def written(state, rank, ranks, holders=None):
     """[(name, offsets, tensor, shape of the whole)]: what rank `rank` of `ranks` writes of the tensors and parts in
     `state`. Small tensors go to the rank that has the fewest bytes of small tensors so far; all ranks see them in one
@@ -168,7 +174,7 @@ def written(state, rank, ranks, holders=None):
                     found.append((name, *part, value.shape))
         elif holders is not None:
             value, own = value.detach(), holders[name]
-            part = _shared((0,) * value.dim(), value, own.index(rank), len(own), zlib.crc32(name.encode()) % len(own))
+            part = _shared((0,) * value.dim(), value, own.index(rank), len(own), _number_of(name) % len(own))
             if part:
                 found.append((name, *part, tuple(value.shape)))
         else:

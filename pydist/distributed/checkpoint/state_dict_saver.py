@@ -144,7 +144,7 @@ def async_save(
     use_collectives=True,
     about=None,
 ):
-    """Like save, but returns at once, with a SaveFuture. What is saved are the values at the call.
+    """Like save, but returns when all ranks have called it, with a SaveFuture. What is saved are the values at the call.
 
     Threads of the engine copy the tensors while the program goes on; the next step of any optimizer waits until they have
     copied all. Then they write. GPUs copy theirs into pinned memory, before the work that the program gives them next. Tensors below 64 KiB, such as a norm's statistics, are copied before async_save returns. A
