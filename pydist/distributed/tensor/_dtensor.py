@@ -147,7 +147,7 @@ class DTensor(_C.Tensor):
 
     def equal(self, other):
         """Whether `other` has the same sizes and elements; True on ranks outside the mesh, which have none."""
-        return self.device_mesh.get_coordinate() is None or super().equal(other)
+        return self._spec.outside or super().equal(other)
 
     # ---- indexing
 
@@ -216,7 +216,7 @@ class DTensor(_C.Tensor):
         """The DTensor of which each rank has `local_tensor`. `placements` (default: Replicate()). `shape`: of the whole;
         without it parts are taken to be equal in size. run_check: replicas get the values of the first rank.
         `grad_placements`: how the gradient that comes back is to lie (default: as the tensor; Partial as Replicate).
-        `stride` is accepted; wholes are contiguous. Gradients flow to local_tensor.
+        `stride` is accepted: the parts say the order of the dimensions. Gradients flow to local_tensor.
 
         >>> import pydist
         >>> from pydist.distributed.tensor import DTensor, Shard, init_device_mesh
@@ -233,12 +233,12 @@ class DTensor(_C.Tensor):
                 if place.is_shard():
                     shape[place.dim] *= ranks
         spec = spec_of(mesh, placements, shape)
-        if mesh.get_coordinate() is not None and tuple(local_tensor.shape) != spec.local_shape():
+        if not spec.outside and tuple(local_tensor.shape) != spec.local_shape():
             raise ValueError(
                 f"from_local: this rank's part has shape {list(local_tensor.shape)} (expected {list(spec.local_shape())} of "
                 f"the whole's {list(shape)} with {placements}: give `shape` for parts of different sizes)"
             )
-        if mesh.get_coordinate() is None:
+        if spec.outside:
             local_tensor = local_tensor.new_empty(spec.local_shape())
         elif run_check:
             local_tensor = local_tensor.clone()
@@ -254,7 +254,7 @@ class DTensor(_C.Tensor):
         """This rank's part as a plain tensor over the same memory. Gradients flow back; `grad_placements` says how the
         gradient of the result lies (default: as the tensor itself). Of a rank outside the mesh: no elements."""
         spec = self._spec
-        if spec.mesh.get_coordinate() is None:
+        if spec.outside:
             return _C.local_part(self).reshape(0)
         if grad_placements is None and not spec.shared and spec.shares == 1:
             return _C.local_part(self)
@@ -380,7 +380,7 @@ def _draw(name):
     plain = getattr(_C.Tensor, name)
 
     def method(self, *args, **kwargs):
-        if self.device_mesh.get_coordinate() is None:
+        if self._spec.outside:
             return self
         whole = _C.empty(self.shape, dtype=self.dtype, device=self.device)
         with no_grad():
@@ -435,7 +435,7 @@ def distribute_tensor(tensor, device_mesh=None, placements=None, *, src_data_ran
         made = distribute_tensor(tensor.detach(), mesh, whole, src_data_rank=src_data_rank)
         return made.redistribute(placements=placements).detach().requires_grad_(tensor.requires_grad)
     spec, local = spec_of(mesh, placements, tensor.shape), tensor.detach()
-    if mesh.get_coordinate() is None:
+    if spec.outside:
         return make(local.new_empty(spec.local_shape()), spec, tensor.requires_grad)
     if src_data_rank is not None and not local.is_meta and mesh.size() > 1:
         local = local.clone()

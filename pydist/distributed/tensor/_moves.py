@@ -58,7 +58,7 @@ def _steps(spec, now, wanted):
     """The steps from placements to others; a dimension of the tensor may be cut by several of the mesh, in their order.
     A rank outside the mesh has none."""
     now, mesh = list(now), spec.mesh
-    if mesh.get_coordinate() is None:
+    if spec.outside:
         return []
     changed = [d for d in range(mesh.ndim)
                if now[d] is not wanted[d] and mesh.size(d) > 1 and not _cuts_alike(spec, now, wanted, d)]  # fmt: skip

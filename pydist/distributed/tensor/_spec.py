@@ -49,7 +49,7 @@ class Spec(_C.Spread):
         self.combined = any(isinstance(place, Partial) for place in placements)  # see _C.Spread.combined
         means = (n for n, place in zip(mesh.shape, placements, strict=True) if place.is_partial("avg"))
         self.shares = math.prod(means)  # how many ranks' parts make a mean; 1: none
-        self.size = _C.Size(shape)
+        self.size, self.outside = _C.Size(shape), mesh.get_coordinate() is None  # this rank is not in the mesh
         self._gradient = self._everywhere = None
         self.moves = {}  # (placements, shared) -> (Move, the Spec that it leads to)
 
@@ -143,7 +143,7 @@ class Spec(_C.Spread):
 
     def local_shape(self):
         """The sizes of this rank's part; of a rank outside the mesh: no elements."""
-        if self.mesh.get_coordinate() is None:
+        if self.outside:
             return (0,) * max(1, len(self.shape))
         return tuple(b - a for a, b in self.ranges())
 

@@ -17,6 +17,13 @@ def _now():
     return [calls[name] for name in _NAMES]
 
 
+def _count_since(before, counts):
+    """Adds what was called since `before` to the counts."""
+    for key, was, now in zip(_NAMES.values(), before, _now(), strict=True):
+        if now != was:
+            counts[getattr(ops.c10d_functional, key)] += now - was
+
+
 class CommDebugMode:
     """Counts the collectives that this thread calls inside the block, forward and backward, of every group: those of
     DTensors, functional ones, and those of `pydist.distributed`. A block counts from 0 each time.
@@ -56,19 +63,14 @@ class CommDebugMode:
 
     def _add(self, name, before):
         counts = self.comm_module_counts.setdefault(name, {"forward": defaultdict(int), "backward": defaultdict(int)})
-        for key, was, now in zip(_NAMES.values(), before, _now(), strict=True):
-            if now != was:
-                counts["forward"][getattr(ops.c10d_functional, key)] += now - was
+        _count_since(before, counts["forward"])
 
     @property
     def comm_counts(self):
         """{collective: how often it was called}, of collectives that were called so far; 0 for others."""
         counts = defaultdict(int, self._counts)
-        if self._before is None:
-            return counts
-        for key, before, now in zip(_NAMES.values(), self._before, _now(), strict=True):
-            if now != before:
-                counts[getattr(ops.c10d_functional, key)] += now - before
+        if self._before is not None:
+            _count_since(self._before, counts)
         return counts
 
     def get_comm_counts(self):
