@@ -66,8 +66,12 @@ class _PipelineSchedule:
         kwargs_chunk_spec=None,
         output_merge_spec=None,
         scale_grads=True,
+        backward_requires_autograd=True,
+        defer_pp_recv=False,
     ):
         name = type(self).__name__
+        if not backward_requires_autograd:
+            raise NotImplementedError(f"{name}: backward_requires_autograd is False (expected True)")
         self._stages = _checked_stages(name, stages)
         if not isinstance(n_microbatches, int) or isinstance(n_microbatches, bool) or n_microbatches < 1:
             raise ValueError(f"{name}: n_microbatches is {n_microbatches!r} (expected a number of 1 or more)")
@@ -337,24 +341,6 @@ class PipelineScheduleMulti(_PipelineSchedule):
     """A schedule with several stages on each rank. backward_requires_autograd: True, as backwards are the engine's.
     defer_pp_recv is accepted: receives never wait before they are due."""
 
-    def __init__(
-        self,
-        stages,
-        n_microbatches,
-        loss_fn=None,
-        args_chunk_spec=None,
-        kwargs_chunk_spec=None,
-        output_merge_spec=None,
-        scale_grads=True,
-        backward_requires_autograd=True,
-        defer_pp_recv=False,
-    ):
-        if not backward_requires_autograd:
-            raise NotImplementedError(f"{type(self).__name__}: backward_requires_autograd is False (expected True)")
-        super().__init__(
-            stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads
-        )
-
 
 class _PipelineScheduleRuntime(PipelineScheduleMulti):
     """A schedule by a table of one's own: after the constructor, `_load_csv` reads it. Any rank may have any stages."""
@@ -413,11 +399,22 @@ class ScheduleLoopedBFS(_PipelineScheduleRuntime):
     """All microbatches through a rank's first stage, then through its second one. Its arguments have PyTorch's order, in which
     chunk specs are missing; they may be given by name."""
 
-    def __init__(self, stages, n_microbatches, loss_fn=None, output_merge_spec=None, scale_grads=True, *args, **kwargs):
-        names = ("backward_requires_autograd", "defer_pp_recv")
+    def __init__(
+        self,
+        stages,
+        n_microbatches,
+        loss_fn=None,
+        output_merge_spec=None,
+        scale_grads=True,
+        backward_requires_autograd=True,
+        defer_pp_recv=False,
+        *,
+        args_chunk_spec=None,
+        kwargs_chunk_spec=None,
+    ):
         super().__init__(
-            stages, n_microbatches, loss_fn, output_merge_spec=output_merge_spec, scale_grads=scale_grads,
-            **dict(zip(names, args, strict=False)), **kwargs,
+            stages, n_microbatches, loss_fn, args_chunk_spec, kwargs_chunk_spec, output_merge_spec, scale_grads,
+            backward_requires_autograd, defer_pp_recv,
         )  # fmt: skip
 
     def _table(self):

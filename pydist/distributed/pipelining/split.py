@@ -35,7 +35,7 @@ def pipe_split():
     >>> [sorted(pipe.get_stage_module(i).state_dict()) for i in range(pipe.num_stages)]
     [['first.bias', 'first.weight'], ['second.bias', 'second.weight']]
     """
-    fx = sys.modules.get("pydist.fx._symbolic_trace")
+    fx = sys.modules.get("pydist.fx._symbolic_trace")  # not imported: without it nobody traces
     tracer = None if fx is None else fx.current_tracer()
     if tracer is not None:
         tracer.create_node("call_function", pipe_split, (), {})
@@ -207,4 +207,4 @@ def pipeline(module, mb_args, mb_kwargs=None, split_spec=None, split_policy=None
             raise TypeError(f"pipeline: split_policy returned {type(traced).__name__} (expected a GraphModule)")
     modules = stages.cut(traced, pipe_split)
     ties = _separate(modules)
-    return Pipe(traced.graph, modules, stages.container({f"submod_pp_{i}": m for i, m in enumerate(modules)}), ties)
+    return Pipe(traced.graph, modules, stages.container(modules), ties)

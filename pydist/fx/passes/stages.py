@@ -15,7 +15,7 @@ from pydist.fx.graph_module import GraphModule
 from pydist.fx.interpreter import Interpreter
 from pydist.fx.node import Node, map_aggregate, map_arg
 from pydist.fx.proxy import Proxy, TraceError
-from pydist.nn import Module
+from pydist.nn import ModuleDict
 from pydist.nn.modules.normalization import add_norm
 
 __all__ = ["StageTracer", "cut", "trace"]
@@ -56,13 +56,6 @@ class _Shapes(Interpreter):
                 return self.run_node(node)
         except Exception:
             return _UNKNOWN
-
-    def fetch_args_kwargs_from_env(self, n):
-        """As the parent's. Raises KeyError if a value is not known."""
-        unknown = [used for used in n.all_input_nodes if self.env.get(used, _UNKNOWN) is _UNKNOWN]
-        if unknown:
-            raise KeyError(unknown[0].name)
-        return super().fetch_args_kwargs_from_env(n)
 
     def get_attr(self, target, args, kwargs):
         """An attribute, on meta."""
@@ -157,9 +150,8 @@ class StageTracer(Tracer):
             return node
         else:
             value = self._shapes.value(node)
-        self._shapes.env[node] = value
         if value is not _UNKNOWN:
-            node.meta["val"] = value
+            node.meta["val"] = self._shapes.env[node] = value
         return node
 
     def _known(self, obj, what):
@@ -252,11 +244,8 @@ def trace(module, args, kwargs, marks, split):
 
 
 def container(modules):
-    """A Module with these children."""
-    made = Module()
-    for name, module in modules.items():
-        made.add_module(name, module)
-    return made
+    """One module of the stages, by PyTorch's names."""
+    return ModuleDict({f"submod_pp_{i}": module for i, module in enumerate(modules)})
 
 
 # ---- cutting
