@@ -185,35 +185,32 @@ def mean_over(loss, group, stages=None):
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
-def states(modules, optimizers):
-    """[(parameters, optimizer states), ...], by the names of the whole model."""
-    return [
-        get_state_dict(module, optimizer, options=FLAT) for module, optimizer in zip(modules, optimizers, strict=True)
-    ]
+def state_of(modules, optimizers, step):
+    """(the state of this rank's stages together, that of each of them), by the names of the whole model."""
+    pairs = zip(modules, optimizers, strict=True)
+    each = [get_state_dict(module, optimizer, options=FLAT) for module, optimizer in pairs]
+    state = {"model": {}, "optimizer": {}, "step": step}
+    for of_model, of_optimizer in each:
+        state["model"] |= of_model
+        state["optimizer"] |= of_optimizer
+    return state, each
 
 
 def save(path, modules, optimizers, step):
     """All ranks write a checkpoint."""
-    state = {"model": {}, "optimizer": {}, "step": step}
-    for of_model, of_optimizer in states(modules, optimizers):
-        state["model"] |= of_model
-        state["optimizer"] |= of_optimizer
+    state, _ = state_of(modules, optimizers, step)
     checkpoint.save(state, checkpoint_id=path)
 
 
 def load(path, modules, optimizers):
     """All ranks read a checkpoint that ranks of any mesh wrote. Returns its step."""
-    own = states(modules, optimizers)
-    state = {"model": {}, "optimizer": {}, "step": 0}
-    for of_model, of_optimizer in own:
-        state["model"] |= of_model
-        state["optimizer"] |= of_optimizer
+    state, each = state_of(modules, optimizers, 0)
     checkpoint.load(state, checkpoint_id=path)
-    for module, optimizer, names in zip(modules, optimizers, own, strict=True):
-        of_model, of_optimizer = (
-            {k: state[part][k] for k in names[i]} for i, part in enumerate(("model", "optimizer"))
-        )
-        set_state_dict(module, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer, options=FLAT)
+    for module, optimizer, (of_model, of_optimizer) in zip(modules, optimizers, each, strict=True):
+        set_state_dict(
+            module, optimizer, model_state_dict={name: state["model"][name] for name in of_model},
+            optim_state_dict={name: state["optimizer"][name] for name in of_optimizer}, options=FLAT,
+        )  # fmt: skip
     return state["step"]
 
 

@@ -10,21 +10,12 @@ import time
 
 import pydist
 from lib.shard_deaths import descriptors, kills
+from lib.stages import NAMES, placed, scheduled
 from lib.steps import join
 from pydist import distributed as dist
 from pydist import nn
-from pydist.distributed.pipelining import PipelineStage, _step
-from pydist.distributed.pipelining.schedules import get_schedule_class
-from pydist.nn import functional as F
+from pydist.distributed.pipelining import _step
 
-# {schedule: the stages of rank r of p}
-SCHEDULES = {
-    "GPipe": lambda r, p: [r],
-    "1F1B": lambda r, p: [r],
-    "Interleaved1F1B": lambda r, p: [r, r + p],
-    "InterleavedZeroBubble": lambda r, p: [r, r + p],
-    "ZBVZeroBubble": lambda r, p: [r, 2 * p - 1 - r],
-}
 SAYS = r"stage \d+, microbatch \d+, (forward|backward|messages)|at its end|beginning of a pipeline's step"
 
 
@@ -40,16 +31,15 @@ def counted(do, before):
 
 def plan(chance, seed, folder):
     """See kills in lib/shard_deaths.py."""
-    name, world = chance.choice(sorted(SCHEDULES)), chance.choice((2, 3, 4))
+    name, world = chance.choice(NAMES), chance.choice((2, 3, 4))
     victim, m, width = chance.randrange(world), chance.choice((1, 2, 4, 5)), chance.choice((8, 3000))
     when = chance.randrange(1, 60)
 
     def job(rank, say):
         join(os.path.join(folder, "meeting"), rank, world)
         first = descriptors()
-        own = SCHEDULES[name](rank, world)
-        stages = [PipelineStage(nn.Linear(width, width), s, len(own) * world, "cpu") for s in own]
-        schedule = get_schedule_class(name)(stages if len(own) > 1 else stages[0], m, F.mse_loss)
+        stages, _ = placed(name, rank, world, [nn.Linear(width, width) for _ in range(2 * world)])
+        schedule = scheduled(name, stages, m)
         x, found, actions = pydist.ones(8, width), {}, iter(range(10**6))
 
         def before():
