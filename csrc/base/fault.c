@@ -1,15 +1,17 @@
 #include "base/fault.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/flags.h"
+#include "base/os.h"
 
 const char *const pd_fault_names[PD_FAULTS] = {
     [PD_FAULT_MALLOC] = "malloc", [PD_FAULT_SEND] = "send",       [PD_FAULT_RECV] = "recv",
     [PD_FAULT_WRITE] = "write",   [PD_FAULT_NOSPACE] = "nospace", [PD_FAULT_FSYNC] = "fsync",
-    [PD_FAULT_RENAME] = "rename", [PD_FAULT_KILL] = "kill",
+    [PD_FAULT_RENAME] = "rename", [PD_FAULT_KILL] = "kill",       [PD_FAULT_STRIPE] = "stripe",
 };
 
 static struct { _Atomic int64_t at, seen; } faults[PD_FAULTS]; /* at 0: no fault */
@@ -28,6 +30,10 @@ bool pd_fault_now(pd_fault kind) {
     int64_t at = faults[kind].at;
     if (__builtin_expect(at == 0, 1)) return false;
     return ++faults[kind].seen == at;
+}
+
+void pd_fault_end_process(pd_fault kind) {
+    if (pd_fault_now(kind)) kill(pd_os_pid(), SIGKILL);
 }
 
 bool pd_fault_armed(pd_fault kind) { return faults[kind].at != 0; }

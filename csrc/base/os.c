@@ -35,6 +35,12 @@ bool pd_os_lock(pthread_mutex_t *lock, int64_t ns) {
     return !pthread_mutex_timedlock(lock, &until);
 }
 
+int pd_os_lock_robust(pthread_mutex_t *lock, int64_t ns) {
+    struct timespec until = later(CLOCK_REALTIME, ns);
+    int e = pthread_mutex_timedlock(lock, &until);
+    return e == ETIMEDOUT ? EBUSY : e;
+}
+
 /* The new thread blocks all signals: a Ctrl-C that this thread got would leave the main thread asleep. */
 pd_status pd_os_thread_start(const char *op, pd_os_thread *out, void *(*run)(void *), void *arg) {
     sigset_t all, old;

@@ -55,6 +55,7 @@ void pd_os_cond_init(pthread_cond_t *c);
 bool pd_os_cond_wait(pthread_cond_t *c, pthread_mutex_t *lock, int64_t ns);
 /* Takes the lock, or returns false after `ns`. */
 bool pd_os_lock(pthread_mutex_t *lock, int64_t ns);
+int pd_os_lock_robust(pthread_mutex_t *lock, int64_t ns); /* 0, EOWNERDEAD: it has it; EBUSY: after ns */
 
 /* ---- threads and processes --------------------------------------------------------------------------------------- */
 

@@ -89,7 +89,7 @@ pd_status pd_file_trace(bool on, char **out, size_t *bytes) {
 /* Before each call that changes the disk. The process ends as if its power were cut: nothing is flushed or closed by
    it. */
 static void changes(void) {
-    if (pd_fault_now(PD_FAULT_KILL)) kill(pd_os_pid(), SIGKILL);
+    pd_fault_end_process(PD_FAULT_KILL);
 }
 
 #define RETRY(call)                         \

@@ -60,7 +60,7 @@ static PyObject *fault(PyObject *module, PyObject *args) {
         if (!strcmp(kind, pd_fault_names[k])) return PyLong_FromLongLong(pd_fault_set((pd_fault)k, at));
     return PyErr_Format(
         PyExc_ValueError,
-        "fault: kind is '%s' (expected malloc, send, recv, write, nospace, fsync, rename or kill)", kind);
+        "fault: kind is '%s' (expected malloc, send, recv, write, nospace, fsync, rename, kill or stripe)", kind);
 }
 
 static PyObject *flags(PyObject *module, PyObject *unused) {

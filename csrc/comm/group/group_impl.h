@@ -30,6 +30,7 @@ struct pd_group {
     int rank, size;
     int *ranks; /* of the link, by rank of the group; NULL: all of the link's */
     uint32_t epoch, forks;
+    atomic_uint parameter_stores; /* that were made over it (ps/) */
     pd_link *link; /* NULL: a world of one */
     const pd_hooks *hooks;
     const pd_transport *transport;

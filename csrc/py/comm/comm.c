@@ -18,6 +18,7 @@ static int64_t live[PD_PY_KINDS];
 static const char *const live_names[PD_PY_KINDS] = {
     [PD_PY_SERVER] = "control servers", [PD_PY_HUB] = "hubs", [PD_PY_STORE] = "stores", [PD_PY_SEGMENT] = "segments",
     [PD_PY_WORK] = "works",             [PD_PY_GROUP] = "groups", [PD_PY_PIPES] = "pipes",
+    [PD_PY_PARAMETERS] = "parameter stores",
 };
 
 PyObject *pd_py_comm_make(PyTypeObject *type, pd_py_kind kind) {
@@ -403,7 +404,7 @@ int pd_py_comm_counts(PyObject *held, PyObject *cached) {
 int pd_py_add_comm(PyObject *module) {
     pd_py_sites_package(module);
     if (pd_py_add_control(module)) return -1;
-    if (pd_py_add_pipes(module) || pd_py_add_work(module)) return -1;
+    if (pd_py_add_pipes(module) || pd_py_add_work(module) || pd_py_add_ps(module)) return -1;
     if (pd_py_add_group(module) || pd_py_add_blocks(module)) return -1;
     return PyModule_AddFunctions(module, functions);
 }

@@ -124,7 +124,8 @@ PyObject *pd_py_ring_attention_grad(PyObject *module, PyObject *const *args, Py_
 
 /* ---- comm.c: objects are counted while users hold them ---- */
 typedef enum pd_py_kind {
-    PD_PY_SERVER, PD_PY_HUB, PD_PY_STORE, PD_PY_SEGMENT, PD_PY_WORK, PD_PY_GROUP, PD_PY_PIPES, PD_PY_KINDS
+    PD_PY_SERVER, PD_PY_HUB, PD_PY_STORE, PD_PY_SEGMENT, PD_PY_WORK, PD_PY_GROUP, PD_PY_PIPES, PD_PY_PARAMETERS,
+    PD_PY_KINDS
 } pd_py_kind;
 
 PyObject *pd_py_comm_make(PyTypeObject *type, pd_py_kind kind);
@@ -144,6 +145,7 @@ pd_link *pd_py_tied(const pd_py_tie *t); /* [borrowed] */
    seconds at most (PD_E_TIMEOUT names those that have not). */
 pd_status pd_py_untie(pd_py_tie *t, double timeout);
 int pd_py_add_pipes(PyObject *module);
+int pd_py_add_ps(PyObject *module);
 
 #define PD_PY_NO_GIL(call)                            \
     do {                                              \
