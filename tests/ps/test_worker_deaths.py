@@ -1,0 +1,46 @@
+"""Workers die while they push: each push is applied once or not at all, and the others go on. FULL_DEATHS: at every point
+between two stores, and 1000 random times in each mode."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lib.processes import environment, within
+
+LONG = int(os.environ.get("FULL_DEATHS", 0))
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def deaths(*args, seconds=60, **more):
+    """What lib/ps_deaths.py prints."""
+    path = os.pathsep.join((str(TESTS), environment()["PYTHONPATH"]))
+    ended = subprocess.run(
+        [sys.executable, "-m", "lib.ps_deaths", *map(str, args)], capture_output=True, text=True,
+        env=environment(PYTHONPATH=path, OMP_NUM_THREADS="1", **more), timeout=within(seconds),
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("mode", ["dist_async", "dist_sync"])
+def test_at_points_of_an_update(mode, tmp_path):
+    step, most = (1, 2400) if LONG else (83, 420)
+    assert int(deaths("points", mode, 1, most, step, tmp_path, seconds=1500 if LONG else 60).split()[0]) >= 5
+
+
+@pytest.mark.parametrize("mode", ["dist_async", "dist_sync"])
+def test_at_random_times(mode, tmp_path):
+    times = 1000 if LONG else 4
+    assert f"{times} deaths" in deaths("times", mode, 0, times, tmp_path, seconds=1500 if LONG else 60)
+
+
+def test_a_synchronous_training_goes_on_with_its_bits(tmp_path):
+    times = 40 if LONG else 3
+    assert f"{times} trainings" in deaths("resumes", 0, times, tmp_path, seconds=300 if LONG else 60)
+
+
+def test_a_stopped_worker_is_waited_for_and_named(tmp_path):
+    assert "clock: rank 0 has waited" in deaths("stops", tmp_path / "job", PYDIST_WARN="0.2")
