@@ -77,9 +77,9 @@ static pd_status map(int fd, size_t bytes, void **ptr) {
     return PD_OK;
 }
 
-pd_status pd_shared_new(size_t bytes, void **ptr, int *out) {
+static pd_status new_memory(size_t bytes, bool sparse, void **ptr, int *out) {
     pd_status status = PD_OK;
-    PD_TRY(check_room(bytes, bytes));
+    if (!sparse) PD_TRY(check_room(bytes, bytes));
     int fd = pd_fault_hit() ? -1 : memfd_create("pydist", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return pd_fail(PD_E_MEMORY, "shared memory: memfd_create: %s", strerror(errno));
     if (ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, SEALS))
@@ -87,7 +87,7 @@ pd_status pd_shared_new(size_t bytes, void **ptr, int *out) {
                                 "shared memory: cannot size and seal the memory file of %zu bytes: %s", bytes,
                                 strerror(errno)));
     PD_TRY_TO(fail, map(fd, bytes, ptr));
-    if (!(status = reserve(fd, bytes, *ptr))) {
+    if (sparse || !(status = reserve(fd, bytes, *ptr))) {
         *out = fd;
         return PD_OK;
     }
@@ -96,6 +96,9 @@ fail:
     close(fd);
     return status;
 }
+
+pd_status pd_shared_new(size_t bytes, void **ptr, int *fd) { return new_memory(bytes, false, ptr, fd); }
+pd_status pd_shared_new_sparse(size_t bytes, void **ptr, int *fd) { return new_memory(bytes, true, ptr, fd); }
 
 pd_status pd_shared_map(int fd, size_t bytes, void **ptr) {
     int seals = fcntl(fd, F_GET_SEALS);

@@ -57,14 +57,15 @@ pd_status pd_ps_fetch(pd_ps *ps, const char *kind, const char *name, void *data,
     return (pd_status)status;
 }
 
-static pd_status new_chunk(pd_ps *ps, size_t bytes) {
+static pd_status new_chunk(pd_ps *ps, size_t bytes, bool sparse) {
     char number[32];
     pd_store_reply reply;
     if (bytes >> OFFSET_BITS) return pd_fail(PD_E_MEMORY, "init: out of memory: tried to allocate %zu bytes", bytes);
     PD_TRY(pd_grow(&ps->chunks, &ps->cap_chunks, ps->nchunks + 1, sizeof *ps->chunks, "init"));
     chunk *c = &ps->chunks[ps->nchunks];
     *c = (chunk){0};
-    PD_TRY(ps->transport->alloc(bytes, &c->region));
+    PD_TRY((sparse && ps->transport->alloc_sparse ? ps->transport->alloc_sparse : ps->transport->alloc)(bytes,
+                                                                                                        &c->region));
     snprintf(number, sizeof number, "%zu", ps->nchunks);
     uint64_t size = bytes;
     pd_status status =
@@ -78,10 +79,17 @@ static pd_status new_chunk(pd_ps *ps, size_t bytes) {
 pd_status pd_ps_take(pd_ps *ps, size_t bytes, place *out) {
     bytes = pd_whole_lines(bytes);
     chunk *last = ps->nchunks ? &ps->chunks[ps->nchunks - 1] : NULL;
-    if (!last || last->region.bytes - last->used < bytes) PD_TRY(new_chunk(ps, bytes > CHUNK ? bytes : CHUNK));
+    if (!last || last->region.bytes - last->used < bytes) PD_TRY(new_chunk(ps, bytes > CHUNK ? bytes : CHUNK, false));
     last = &ps->chunks[ps->nchunks - 1];
     *out = (place)ps->nchunks << OFFSET_BITS | last->used;
     last->used += bytes;
+    return PD_OK;
+}
+
+pd_status pd_ps_take_sparse(pd_ps *ps, size_t bytes, place *out) {
+    PD_TRY(new_chunk(ps, bytes, true));
+    ps->chunks[ps->nchunks - 1].used = bytes;
+    *out = (place)ps->nchunks << OFFSET_BITS;
     return PD_OK;
 }
 
@@ -163,6 +171,7 @@ void pd_ps_close_memory(pd_ps *ps) {
         if (!atomic_load(&worker_at(ps, w)->closed) && !pd_ps_is_gone(ps, w)) return;
     pd_error_save(&e);
     for (size_t i = 0; i < ps->nkeys; i++) forget(ps, "k", 0, ps->keys[i]->name);
+    for (size_t i = 0; i < ps->ntables; i++) forget(ps, "t", 0, pd_table_name(ps->tables[i]));
     for (size_t i = get(&ps->head->chunks); i-- > 0;) forget(ps, "c", i, NULL);
     for (int w = 0; w < ps->workers; w++) forget(ps, "here", (size_t)w, NULL);
     forget(ps, "open", 0, "");

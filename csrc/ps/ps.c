@@ -46,8 +46,9 @@ void pd_ps_release(pd_ps *ps) {
     if (!ps || atomic_fetch_sub_explicit(&ps->refs, 1, memory_order_acq_rel) > 1) return;
     pd_ps_close_memory(ps);
     for (size_t i = 0; i < ps->nkeys; i++) pd_free(ps->keys[i]);
+    for (size_t i = 0; i < ps->ntables; i++) pd_table_free(ps->tables[i]);
     for (size_t i = 0; i < ps->nchunks; i++) ps->transport->detach(&ps->chunks[i].region);
-    pd_free(ps->keys), pd_free(ps->chunks), pd_free(ps->sums), pd_free(ps->widened);
+    pd_free(ps->keys), pd_free(ps->tables), pd_free(ps->chunks), pd_free(ps->sums), pd_free(ps->widened);
     pd_group_release(ps->group);
     if (ps->link) pd_link_release(ps->link);
     pthread_mutex_destroy(&ps->lock);
@@ -115,7 +116,7 @@ pd_status pd_ps_state(pd_ps_key *k, int i, pd_dtype *dtype, void **out) {
     return PD_TRAIL(status);
 }
 
-static pd_status check_open(const pd_ps *ps) {
+pd_status pd_ps_check_open(const pd_ps *ps) {
     if (atomic_load(&ps->group->destroyed)) return pd_group_check(ps->group);
     return ps->link ? pd_link_check(ps->link) : PD_OK;
 }
@@ -156,7 +157,7 @@ static pd_status map_key(pd_ps_key *k, place at) {
     if (k->head->slots) PD_TRY(pd_ps_at(ps, k->head->slots, &k->slots));
     k->sent = pushed(k, ps->rank);
     k->step_dtype = k->head->dtype;
-    if (!ps->rank) PD_TRY(pd_ps_stripes_init(k));
+    for (int64_t i = 0; i < k->head->stripes && !ps->rank; i++) PD_TRY(pd_ps_lock_init(&stripe_at(k, i)->lock));
     return PD_OK;
 }
 
@@ -180,7 +181,7 @@ static pd_status add(pd_ps *ps, const char *is, pd_dtype dtype, int64_t n, const
 pd_status pd_ps_add(pd_ps *ps, const char *name, const char *is, pd_dtype dtype, int64_t n, const void *value,
                     const pd_ps_rule *rule, double lr, pd_ps_key **out) {
     pd_ps_key *k;
-    PD_TRY(check_open(ps));
+    PD_TRY(pd_ps_check_open(ps));
     if (strlen(name) > NAME)
         return pd_fail(PD_E_VALUE, "init: a key of %zu bytes (expected at most %d)", strlen(name), NAME);
     PD_TRY(pd_calloc(sizeof *k + strlen(name) + 1, "init", &k));
@@ -276,7 +277,7 @@ static pd_status end_rounds(pd_ps *ps, const char *what, int n, pd_ps_key *const
         for (int64_t i = 0; i < n; i++) bad |= (x[i] & (EXPONENT)) == (EXPONENT);   \
         return !bad;                                                                \
     }
-static bool is_finite(pd_dtype t, const void *p, int64_t n) {
+bool pd_ps_is_finite(pd_dtype t, const void *p, int64_t n) {
     if (t == PD_F32) ALL_FINITE(uint32_t, 0x7f800000u)
     if (t == PD_F64) ALL_FINITE(uint64_t, 0x7ff0000000000000u)
     if (t == PD_F16) ALL_FINITE(uint16_t, 0x7c00)
@@ -293,7 +294,7 @@ static pd_status take_gradient(pd_ps_key *k, const char *in, char *slot, bool *s
     for (int64_t at = 0; at < k->head->n; at += PIECE) { /* what is copied is in the cache when it is looked at */
         const int64_t n = k->head->n - at < PIECE ? k->head->n - at : PIECE;
         if (slot && slot != in) memcpy(slot + (size_t)at * size, in + (size_t)at * size, (size_t)n * size);
-        if (ps->o.guard != PD_PS_APPLY) finite &= is_finite(k->head->dtype, in + (size_t)at * size, n);
+        if (ps->o.guard != PD_PS_APPLY) finite &= pd_ps_is_finite(k->head->dtype, in + (size_t)at * size, n);
     }
     *skip = !finite;
     if (finite) return PD_OK;
@@ -383,7 +384,7 @@ static void *without_host(int n, pd_ps_key *const *keys) {
 }
 
 pd_status pd_ps_push(pd_ps *ps, int n, pd_ps_key *const *keys, const void *const *in, double rescale) {
-    PD_TRY(check_open(ps));
+    PD_TRY(pd_ps_check_open(ps));
     void *token = pd_ps_enter(ps), *host = without_host(n, keys);
     pd_status status = push_all(ps, n, keys, in, rescale);
     pd_ps_tick(ps);
@@ -410,7 +411,7 @@ static pd_status pull_all(pd_ps *ps, int n, pd_ps_key *const *keys, void *const 
 }
 
 pd_status pd_ps_pull(pd_ps *ps, int n, pd_ps_key *const *keys, void *const *out, bool consistent) {
-    PD_TRY(check_open(ps));
+    PD_TRY(pd_ps_check_open(ps));
     void *token = pd_ps_enter(ps), *host = without_host(n, keys);
     pd_status status = pull_all(ps, n, keys, out, consistent);
     pd_host_acquire(host);
@@ -434,7 +435,7 @@ static bool clock_done(pd_ps *ps, void *ctx) {
 }
 
 pd_status pd_ps_clock(pd_ps *ps, int64_t n) {
-    PD_TRY(check_open(ps));
+    PD_TRY(pd_ps_check_open(ps));
     void *token = pd_ps_enter(ps);
     word *clock = &worker_at(ps, ps->rank)->clock;
     put(clock, get(clock) + (uint64_t)n);

@@ -11,7 +11,7 @@
 #include "base/mem.h"
 #include "base/os.h"
 #include "comm/algo/reduce.h"
-#include "ps/ps.h"
+#include "ps/table.h"
 
 #define STRIPE ((int64_t)1 << 18) /* elements under one lock */
 #define PIECE ((int64_t)4096)     /* elements that are saved before they are written: they stay in the L2 cache */
@@ -103,6 +103,8 @@ struct pd_ps {
     size_t nchunks, cap_chunks;
     pd_ps_key **keys;
     size_t nkeys, cap_keys;
+    pd_table **tables;
+    size_t ntables, cap_tables;
     bool settled[PD_PS_WORKERS]; /* gone workers whose pushes we know to be applied */
 };
 
@@ -121,9 +123,11 @@ struct pd_ps_key {
     char name[];
 };
 
-/* ---- memory.c ---------------------------------------------------------------------------------------------------- */
+/* ---- memory.c ---- */
 /* [new] zeroed bytes in the store's memory. */
 pd_status pd_ps_take(pd_ps *ps, size_t bytes, place *out);
+/* The same, of which only what is touched takes memory. If there is none then, the kernel ends a process. */
+pd_status pd_ps_take_sparse(pd_ps *ps, size_t bytes, place *out);
 /* The address of a place; other workers' chunks are attached when they are first asked for. */
 pd_status pd_ps_at(pd_ps *ps, place p, void *out);
 pd_status pd_ps_open_memory(pd_ps *ps);
@@ -133,7 +137,7 @@ void pd_ps_refuse(pd_ps *ps, const char *kind, const char *name); /* the others 
 
 void pd_ps_close_memory(pd_ps *ps); /* the last worker that is there frees the memory for good */
 
-/* ---- stripe.c ---------------------------------------------------------------------------------------------------- */
+/* ---- stripe.c ---- */
 #define CALL_BITS 32
 /* How many pushes of a key worker w has made. One whose call has not committed does not count. */
 static inline uint64_t pushed(const pd_ps_key *k, int w) {
@@ -146,7 +150,8 @@ static inline stripe *stripe_at(const pd_ps_key *k, int64_t i) {
 /* Whether updates are rounds, in which each worker has one push. */
 static inline bool pd_ps_in_rounds(const pd_ps *ps) { return ps->o.mode == PD_PS_SYNC || ps->workers == 1; }
 static inline worker *worker_at(const pd_ps *ps, int w) { return &ps->head->workers[w]; }
-pd_status pd_ps_stripes_init(pd_ps_key *k);
+pd_status pd_ps_lock_init(pthread_mutex_t *lock); /* one that tells when its holder has died */
+double pd_ps_factor(const pd_ps *ps, uint64_t lag); /* of the learning rate */
 /* Applies round r of stripe i if nobody has and nobody is about to. */
 void pd_ps_stripe_round(pd_ps_key *k, int64_t i, uint64_t r);
 /* Applies push number `seq` of a worker wherever it is not applied yet. */
@@ -157,8 +162,18 @@ pd_status pd_ps_read(pd_ps_key *k, char *out, bool consistent, uint64_t *version
 void pd_ps_apply_alone(pd_ps_key *k, const void *in);
 void pd_ps_apply_unlocked(pd_ps_key *k, const void *in);
 void pd_ps_count_lag(pd_ps_key *k, int who, uint64_t lag);
+void pd_ps_count_worker_lag(pd_ps *ps, int who, uint64_t lag);
 
-/* ---- wait.c ------------------------------------------------------------------------------------------------------ */
+/* ---- ps.c ---- */
+pd_status pd_ps_check_open(const pd_ps *ps);
+bool pd_ps_is_finite(pd_dtype t, const void *p, int64_t n);
+
+/* ---- table.c ---- */
+pd_status pd_table_settle(pd_table *t, int worker); /* finishes the last push of one that has gone */
+void pd_table_free(pd_table *t);
+const char *pd_table_name(const pd_table *t);
+
+/* ---- wait.c ---- */
 /* Waits until done(k, ctx). `for_whom` writes the workers that it waits for, at most `size` bytes. */
 typedef struct wait {
     bool (*done)(pd_ps *ps, void *ctx); /* may do some of the work that it waits for */

@@ -44,12 +44,12 @@ static void say(stripe *s, standing x) {
     point();
 }
 
-pd_status pd_ps_stripes_init(pd_ps_key *k) {
+pd_status pd_ps_lock_init(pthread_mutex_t *lock) {
     pthread_mutexattr_t a;
     int e = pthread_mutexattr_init(&a);
     if (!e) e = pthread_mutexattr_setpshared(&a, PTHREAD_PROCESS_SHARED);
     if (!e) e = pthread_mutexattr_setrobust(&a, PTHREAD_MUTEX_ROBUST);
-    for (int64_t i = 0; i < k->head->stripes && !e; i++) e = pthread_mutex_init(&stripe_at(k, i)->lock, &a);
+    if (!e) e = pthread_mutex_init(lock, &a);
     pthread_mutexattr_destroy(&a);
     return e ? pd_fail(PD_E_OS, "init: this system has no robust locks: %s", strerror(e)) : PD_OK;
 }
@@ -239,8 +239,10 @@ static void count(word *lags, uint64_t lag) {
     atomic_fetch_add_explicit(&lags[lag < PD_PS_BINS ? lag : PD_PS_BINS - 1], 1, memory_order_relaxed);
 }
 
+void pd_ps_count_worker_lag(pd_ps *ps, int who, uint64_t lag) { count(worker_at(ps, who)->lags, lag); }
+
 void pd_ps_count_lag(pd_ps_key *k, int who, uint64_t lag) {
-    count(worker_at(k->ps, who)->lags, lag);
+    pd_ps_count_worker_lag(k->ps, who, lag);
     count(k->head->lags, lag);
 }
 
@@ -256,7 +258,7 @@ static uint64_t lag_of(pd_ps_key *k, int who, uint64_t seq) {
     return get(&p->lag);
 }
 
-static double factor_of(const pd_ps *ps, uint64_t lag) {
+double pd_ps_factor(const pd_ps *ps, uint64_t lag) {
     const uint64_t n = get(&ps->head->factors_count);
     return n ? get_number(&ps->head->factors[lag < n ? lag : n - 1]) : 1.0;
 }
@@ -277,7 +279,7 @@ static pd_status walk(pd_ps_key *k, int who, uint64_t seq, int64_t i, bool held)
         }
         if (get(&stripe_at(k, i)->applied[who]) >= seq) continue;
         u.scale = get_number(&p->rescale);
-        u.lr = get_number(&p->lr) * factor_of(k->ps, lag_of(k, who, seq));
+        u.lr = get_number(&p->lr) * pd_ps_factor(k->ps, lag_of(k, who, seq));
         write_pieces(k, i, &u, (standing){.who = who, .seq = seq});
     }
     if (locked >= 0 && locked != mine) unlock(k, locked);
@@ -318,7 +320,7 @@ void pd_ps_apply_alone(pd_ps_key *k, const void *in) {
 void pd_ps_apply_unlocked(pd_ps_key *k, const void *in) {
     update u = last_push(k, in);
     if (!k->head->n) return;
-    u.lr *= factor_of(k->ps, lag_of(k, k->ps->rank, k->sent));
+    u.lr *= pd_ps_factor(k->ps, lag_of(k, k->ps->rank, k->sent));
     const uint64_t number = get(&k->head->steps) + 1 + atomic_fetch_add(&stripe_at(k, 0)->version, 1);
     for (int64_t at = 0; at < k->head->n; at += PIECE)
         step(k, &u, number, at, k->head->n - at < PIECE ? k->head->n - at : PIECE);

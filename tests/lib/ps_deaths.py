@@ -35,6 +35,9 @@ def job(rank, say, folder, mode, world, point):
     kv.init(list(SIZES), [pydist.zeros(n, dtype=pydist.float64) for n in SIZES.values()])
     kv.set_optimizer("test")
     ones = [pydist.ones(n, dtype=pydist.float64) for n in SIZES.values()]
+    table = ps.EmbeddingTable("t", 10**6, 4, optimizer="sgd", init="zeros", kvstore=kv, learning_rate=-1.0)
+    ids = pydist.arange(0, 10**6, 3700)
+    rows = pydist.ones(len(ids), 4)
     log = os.open(os.path.join(folder, f"log-{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     kv.barrier()
     if rank == VICTIM:
@@ -45,6 +48,9 @@ def job(rank, say, folder, mode, world, point):
         kv.push(list(SIZES), ones)
         if mode == "dist_sync":
             kv._c.pull(list(range(len(SIZES))), [None] * len(SIZES), False)
+        table.push(ids, rows)
+        if mode == "dist_sync":
+            table.lookup(ids)
         os.write(log, b"a")
     if rank == VICTIM:
         _C.fault("stripe", 0)
@@ -58,10 +64,13 @@ def job(rank, say, folder, mode, world, point):
         time.sleep(0.002)
     died = time.monotonic()
     kv._c.settle()
-    values = [kv.value(k) for k in SIZES]
+    values = [kv.value(k) for k in SIZES] + [table.lookup(ids)]
     found = {"low": [v.min().item() for v in values], "high": [v.max().item() for v in values]}
     found["seconds"], found["metrics"] = time.monotonic() - died, kv.metrics()
-    del values, kv
+    del values, table, kv
+    open(os.path.join(folder, f"closed-{rank}"), "w").close()  # the last one to close it frees the memory
+    while not all(os.path.exists(os.path.join(folder, f"closed-{w}")) for w in others):
+        time.sleep(0.002)
     dist.destroy_process_group()
     found["left"] = list(descriptors() - first)
     return found
@@ -92,7 +101,8 @@ def one(folder, mode, world, point, seconds=0.0):
         others = PUSHES * (world - 1)
         if not all(low == high for low, high in zip(found["low"], found["high"], strict=True)):
             sys.exit(f"{folder}: a push is applied in part: {found}")
-        if len(set(found["low"])) != 1 or found["low"][0] - others not in (acked, begun):
+        counts = {low - others for low in found["low"]}  # the keys of a call, and the table
+        if len(set(found["low"][:-1])) != 1 or not counts <= {acked, begun}:
             sys.exit(f"{folder}: {found['low']} (expected {others} and {acked} acknowledged of {begun} pushes)")
         if found["left"] or found["seconds"] > within(2):
             sys.exit(f"{folder}: {found}")

@@ -373,9 +373,9 @@ def test_the_next_test_can_fail(text):
 
 
 def test_distributed_does_not_know_nn():
-    """nn.parallel stands on distributed, and registers with it (distributed/member.py). Some files have PyTorch's names of
-    what stands in nn, and find it when they are asked for it."""
-    aliases = ("nn/api/remote_module.py", "algorithms/_checkpoint/checkpoint_wrapper.py", "_composable/fsdp/__init__.py",
+    """nn.parallel stands on distributed, and registers with it (distributed/member.py). Some files have names of what
+    stands in nn, most of them PyTorch's, and find it when they are asked for it."""
+    aliases = ("distributed/ps/__init__.py", "nn/api/remote_module.py", "algorithms/_checkpoint/checkpoint_wrapper.py", "_composable/fsdp/__init__.py",
                *(f"_composable/{name}.py" for name in ("__init__", "contract", "replicate", "checkpoint_activation")),
                *(f"distributed/tensor/parallel/{name}.py" for name in ("__init__", "api", "loss", "style")),
                *(f"distributed/fsdp/{name}.py" for name in ("__init__", "api", "fully_sharded_data_parallel", "sharded_grad_scaler", "wrap")))  # fmt: skip

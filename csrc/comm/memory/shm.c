@@ -16,13 +16,16 @@ static void detach(pd_region *r) {
     *r = (pd_region){.handle = -1};
 }
 
-static pd_status alloc(size_t bytes, pd_region *out) {
+static pd_status new_region(pd_status (*make)(size_t, void **, int *), size_t bytes, pd_region *out) {
     int fd;
     void *ptr;
-    PD_TRY(pd_shared_new(bytes, &ptr, &fd));
+    PD_TRY(make(bytes, &ptr, &fd));
     *out = (pd_region){.ptr = ptr, .bytes = bytes, .handle = fd};
     return PD_OK;
 }
+
+static pd_status alloc(size_t bytes, pd_region *out) { return new_region(pd_shared_new, bytes, out); }
+static pd_status alloc_sparse(size_t bytes, pd_region *out) { return new_region(pd_shared_new_sparse, bytes, out); }
 
 static pd_status attach(intptr_t handle, size_t bytes, pd_region *out) {
     void *ptr = NULL;
@@ -71,6 +74,7 @@ static void privatise(pd_region *own) {
 }
 
 const pd_transport pd_transport_shm = {
-    .name = "shm", .spot = spot, .open = open_spot, .alloc = alloc, .attach = attach, .seal = seal, .detach = detach,
+    .name = "shm", .spot = spot, .open = open_spot, .alloc = alloc,
+    .alloc_sparse = alloc_sparse, .attach = attach, .seal = seal, .detach = detach,
     .privatise = privatise,
 };

@@ -31,6 +31,9 @@ typedef struct pd_transport {
     /* [new] zeroed, page-aligned memory of this rank. Without enough memory it is PD_E_MEMORY now, never a signal
        later. */
     pd_status (*alloc)(size_t bytes, pd_region *out);
+    /* The same, of which only what is touched takes memory; if there is none then, the kernel ends a process. NULL:
+       alloc does that. */
+    pd_status (*alloc_sparse)(size_t bytes, pd_region *out);
     /* [new] a peer's memory. Owns the handle from now on, also if it fails. */
     pd_status (*attach)(intptr_t handle, size_t bytes, pd_region *out);
     void (*seal)(pd_region *own);   /* drops the handle, once all peers have attached */

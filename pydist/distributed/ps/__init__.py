@@ -5,7 +5,10 @@ locks.
 which mode when.
 """
 
+from pydist._aliases import from_home
+from pydist.distributed.ps.embedding import EmbeddingTable
 from pydist.distributed.ps.kvstore import KVStore, create
 from pydist.distributed.ps.trainer import Trainer
 
-__all__ = ["KVStore", "Trainer", "create"]
+__all__ = ["EmbeddingTable", "KVStore", "PSEmbedding", "Trainer", "create"]
+__getattr__ = from_home(__name__, "pydist.nn.parallel.ps_embedding", ("PSEmbedding",))
