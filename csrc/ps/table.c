@@ -1,245 +1,11 @@
 #include "ps/table.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/rng.h"
-#include "ps/ps_impl.h"
-
-#define LOCKS 1024
-#define PARTS 64 /* of a round, which workers claim */
-#define EXTENT ((size_t)1 << 20)
-#define PAGE ((size_t)4096)
-#define TABLE_DIM (PIECE * 2) /* so a row fits where sums lie */
-#define MAGIC "pdtable1"
-
-/* Where an update of rows stands: seq of the push or round << 32 | rows that are done * 2 | whether the next is being
-   written, and then `undo` has what it was. */
-typedef struct position { word at; } position;
-
-typedef struct lock { LINE pthread_mutex_t mutex; } lock;
-typedef struct part { LINE pthread_mutex_t mutex; word version; position position; } part;
-
-/* A worker's last push: unique ids, sorted, and the sums of their gradients. `undo`, ids and gradients follow it. */
-typedef struct slot {
-    LINE word seq;
-    position position;
-    word count, lr, rescale, base, own, applied;
-} slot;
-
-typedef struct table_head {
-    pd_table_options o;
-    place locks, parts, settling, bulk, slots; /* bulk 0: in a file */
-    word lr, version_before;
-} table_head;
-
-typedef struct file_head { char magic[8]; pd_table_options o; uint64_t version; } file_head;
-
-struct pd_table {
-    pd_ps *ps;
-    table_head *head;
-    int64_t rows;
-    int dim, per_row;
-    char *bulk; /* file_head, bitmap, rows, states */
-    size_t bulk_bytes, at_rows, at_states, slot_bytes, undo_bytes;
-    lock *locks;
-    part *parts;
-    pthread_mutex_t *settling;
-    char *slots;
-    int fd;                 /* of the file; -1: in memory */
-    uint8_t *extents;       /* of the file, that this process knows to have a place on the disk */
-    char *sorting;          /* for sorting, grows */
-    size_t sorting_cap;
-    uint64_t sent;
-    char name[];
-};
-
-static word *bits_of(const pd_table *t) { return (word *)(t->bulk + PAGE); }
-static float *row_at(const pd_table *t, int64_t id) { return (float *)(t->bulk + t->at_rows) + id * t->dim; }
-static float *states_at(const pd_table *t, int64_t id) { return (float *)(t->bulk + t->at_states) + id * t->per_row; }
-static bool is_made(const pd_table *t, int64_t id) { return get(&bits_of(t)[id >> 6]) >> (id & 63) & 1; }
-static slot *slot_at(const pd_table *t, int w) { return (slot *)(t->slots + (size_t)w * t->slot_bytes); }
-static char *undo_of(slot *s) { return (char *)(s + 1); }
-static int64_t *ids_of(const pd_table *t, slot *s) { return (int64_t *)(undo_of(s) + t->undo_bytes); }
-static float *grads_of(const pd_table *t, slot *s) { return (float *)(ids_of(t, s) + t->head->o.most); }
-static char *part_undo(const pd_table *t, int p) { return (char *)(t->parts + PARTS) + (size_t)p * t->undo_bytes; }
-static size_t pages(size_t bytes) { return (bytes + PAGE - 1) & ~(PAGE - 1); }
-static void point(void) { pd_fault_end_process(PD_FAULT_STRIPE); }
-
-/* ---- rows -------------------------------------------------------------------------------------------------------- */
-
-static void start_row(const pd_table *t, int64_t id, float *out) {
-    const pd_table_options *o = &t->head->o;
-    if (o->start == PD_TABLE_ZEROS) {
-        memset(out, 0, (size_t)t->dim * sizeof *out);
-        return;
-    }
-    for (int i = 0; i < t->dim; i += 4) {
-        const pd_philox p = pd_philox_at(o->seed, 0, (uint64_t)id, (uint32_t)(i / 4));
-        float u[4];
-        for (int j = 0; j < 4; j++) u[j] = pd_u32_to_f32(p.v[j]);
-        if (o->start == PD_TABLE_NORMAL) {
-            for (int j = 0; j < 4; j += 2) { /* Box and Muller */
-                const float r = sqrtf(-2.0f * logf(1.0f - u[j])), a = 6.2831853f * u[j + 1];
-                u[j] = r * cosf(a), u[j + 1] = r * sinf(a);
-            }
-        } else {
-            for (int j = 0; j < 4; j++) u[j] = 2.0f * u[j] - 1.0f;
-        }
-        for (int j = 0; j < 4 && i + j < t->dim; j++) out[i + j] = (float)o->scale * u[j];
-    }
-}
-
-static void make_row(pd_table *t, int64_t id) {
-    if (is_made(t, id)) return;
-    start_row(t, id, row_at(t, id));
-    atomic_fetch_or(&bits_of(t)[id >> 6], (uint64_t)1 << (id & 63));
-}
-
-/* One step of a row by the gradient scale * g. */
-static void step_row(const pd_table *t, int64_t id, const float *g, float scale, double lr, uint64_t number) {
-    const pd_table_options *o = &t->head->o;
-    float *restrict p = row_at(t, id), *restrict s = states_at(t, id);
-    const int n = t->dim;
-    const float rate = (float)lr;
-    if (o->rule == PD_TABLE_SGD) {
-        const float decay = (float)o->numbers[0];
-        for (int i = 0; i < n; i++) p[i] -= rate * (scale * g[i] + decay * p[i]);
-    } else if (o->rule == PD_TABLE_ADAGRAD) {
-        const float eps = (float)o->numbers[0], decay = (float)o->numbers[1];
-        float sum = 0;
-        for (int i = 0; i < n; i++) {
-            const float d = scale * g[i] + decay * p[i];
-            sum += d * d;
-        }
-        *s += sum / (float)n;
-        const float by = rate / (sqrtf(*s) + eps);
-        for (int i = 0; i < n; i++) p[i] -= by * (scale * g[i] + decay * p[i]);
-    } else if (o->rule == PD_TABLE_ADAM) {
-        const float b1 = (float)o->numbers[0], b2 = (float)o->numbers[1], eps = (float)o->numbers[2];
-        const float decay = (float)o->numbers[3], root = (float)sqrt(1.0 - pow(o->numbers[1], (double)number));
-        const float by = (float)(lr / (1.0 - pow(o->numbers[0], (double)number)));
-        float *restrict m = s, *restrict v = s + n;
-        for (int i = 0; i < n; i++) {
-            const float d = scale * g[i] + decay * p[i];
-            m[i] += (1.0f - b1) * (d - m[i]);
-            v[i] += (1.0f - b2) * (d * d - v[i]);
-            p[i] -= by * m[i] / (sqrtf(v[i]) / root + eps);
-        }
-    } else {
-        const float l1 = (float)o->numbers[0], beta = (float)o->numbers[1], decay = (float)o->numbers[2];
-        float *restrict z = s, *restrict v = s + n;
-        for (int i = 0; i < n; i++) {
-            const float d = scale * g[i], after = v[i] + d * d, root = sqrtf(after);
-            z[i] += d - (root - sqrtf(v[i])) / rate * p[i];
-            v[i] = after;
-            const float over = fabsf(z[i]) - l1;
-            p[i] = over > 0 ? (z[i] < 0 ? over : -over) / ((beta + root) / rate + decay) : 0;
-        }
-    }
-}
-
-/* Copies a row and its states to `undo`, or back. */
-static void keep_row(const pd_table *t, int64_t id, char *undo, bool back) {
-    const size_t row = (size_t)t->dim * 4, states = (size_t)t->per_row * 4;
-    float *p = row_at(t, id), *s = states_at(t, id);
-    if (!back) memcpy(undo, &id, 8), memcpy(undo + 8, p, row), memcpy(undo + 8 + row, s, states);
-    else memcpy(p, undo + 8, row), memcpy(s, undo + 8 + row, states);
-}
-
-static void say(position *p, uint64_t at) {
-    point();
-    put(&p->at, at);
-    atomic_thread_fence(memory_order_seq_cst); /* what follows is not written before */
-    point();
-}
-
-/* Makes one step of a row such that a death in the middle can be taken back. `at`: where the position stands. */
-static void update_row(pd_table *t, position *p, char *undo, uint64_t at, int64_t id, const float *g, float scale,
-                       double lr, uint64_t number) {
-    make_row(t, id);
-    keep_row(t, id, undo, false);
-    say(p, at | 1);
-    step_row(t, id, g, scale, lr, number);
-    say(p, at + 2);
-}
-
-static void mend(const pd_table *t, position *p, char *undo) {
-    const uint64_t at = get(&p->at);
-    int64_t id;
-    if (!(at & 1)) return;
-    memcpy(&id, undo, 8);
-    keep_row(t, id, undo, true);
-    say(p, at & ~(uint64_t)1);
-}
-
-/* ---- a file ------------------------------------------------------------------------------------------------------ */
-
-static pd_status give_place(pd_table *t, size_t first, size_t bytes) {
-    if (t->fd < 0 || !bytes) return PD_OK;
-    for (size_t e = first / EXTENT; e <= (first + bytes - 1) / EXTENT; e++) {
-        if (t->extents[e]) continue;
-        const size_t left = t->bulk_bytes - e * EXTENT;
-        int rc = pd_fault_now(PD_FAULT_NOSPACE) ? ENOSPC : 0;
-        if (!rc && fallocate(t->fd, 0, (off_t)(e * EXTENT), (off_t)(left < EXTENT ? left : EXTENT))) rc = errno;
-        if (rc) return pd_fail(PD_E_OS, "push: no place on the disk for rows of table '%s': %s", t->name, strerror(rc));
-        t->extents[e] = 1;
-    }
-    return PD_OK;
-}
-
-static pd_status give_places(pd_table *t, const int64_t *ids, int64_t n) {
-    for (int64_t i = 0; i < n && t->fd >= 0; i++) {
-        PD_TRY(give_place(t, t->at_rows + (size_t)(ids[i] * t->dim) * 4, (size_t)t->dim * 4));
-        PD_TRY(give_place(t, t->at_states + (size_t)(ids[i] * t->per_row) * 4, (size_t)t->per_row * 4));
-    }
-    return PD_OK;
-}
-
-static pd_status file_error(const char *path, int e) {
-    return pd_fail(e == ENOSPC ? PD_E_OS : PD_E_VALUE,
-                   "table: %s cannot be opened or made: %s (expected a file that can be written)", path, strerror(e));
-}
-
-static bool same_table(const pd_table_options *a, const pd_table_options *b) {
-    return a->rows == b->rows && a->dim == b->dim && a->rule == b->rule && a->start == b->start && a->seed == b->seed &&
-           a->scale == b->scale;
-}
-
-static pd_status open_file(pd_table *t, const char *path) {
-    file_head h = {.magic = MAGIC, .o = t->head->o}, old;
-    struct stat st;
-    t->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (t->fd < 0 || fstat(t->fd, &st)) return file_error(path, errno);
-    if (st.st_size == 0 && !t->ps->rank) {
-        if (ftruncate(t->fd, (off_t)t->bulk_bytes) || fallocate(t->fd, 0, 0, (off_t)t->at_rows) ||
-            pwrite(t->fd, &h, sizeof h, 0) != sizeof h)
-            return file_error(path, errno ? errno : EIO);
-    } else if (pread(t->fd, &old, sizeof old, 0) != sizeof old || memcmp(old.magic, h.magic, sizeof h.magic)) {
-        return pd_fail(PD_E_VALUE, "table: %s is no table (expected a file of EmbeddingTable)", path);
-    } else if (!same_table(&old.o, &h.o)) {
-        return pd_fail(PD_E_VALUE,
-                       "table: %s has %" PRId64 " rows of %d with rule %d (expected %" PRId64
-                       " rows of %d with rule %d, "
-                       "and the same seed and start)",
-                       path, old.o.rows, old.o.dim, old.o.rule, h.o.rows, h.o.dim, h.o.rule);
-    } else if ((size_t)st.st_size != t->bulk_bytes) {
-        return pd_fail(PD_E_VALUE, "table: %s has %lld bytes (expected %zu: it is cut off)", path,
-                       (long long)st.st_size, t->bulk_bytes);
-    }
-    PD_TRY(pd_calloc(t->bulk_bytes / EXTENT + 1, "table", &t->extents));
-    void *p = mmap(NULL, t->bulk_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, t->fd, 0);
-    if (p == MAP_FAILED) return file_error(path, errno);
-    t->bulk = p;
-    madvise(p, t->bulk_bytes, MADV_RANDOM);
-    return PD_OK;
-}
+#include "ps/table_impl.h"
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
@@ -267,11 +33,11 @@ static pd_status map_table(pd_table *t, const char *path) {
     PD_TRY(pd_ps_at(ps, h->settling, &t->settling));
     PD_TRY(pd_ps_at(ps, h->slots, &t->slots));
     if (h->bulk) PD_TRY(pd_ps_at(ps, h->bulk, &t->bulk));
-    else PD_TRY(open_file(t, path));
+    else PD_TRY(pd_table_open_file(t, path));
     if (ps->rank) return PD_OK;
     for (int i = 0; i < LOCKS; i++) PD_TRY(pd_ps_lock_init(&t->locks[i].mutex));
     for (int i = 0; i < PARTS; i++) PD_TRY(pd_ps_lock_init(&t->parts[i].mutex));
-    if (!h->bulk) put(&t->head->version_before, ((file_head *)t->bulk)->version);
+    if (!h->bulk) put(&t->head->version_before, get(&((file_head *)t->bulk)->version));
     return pd_ps_lock_init(t->settling);
 }
 
@@ -284,7 +50,7 @@ static pd_status open_table(pd_table *t, const pd_table_options *o, double lr, c
         return pd_ps_publish(ps, "t", t->name, &mine, sizeof mine);
     }
     PD_TRY(pd_ps_fetch(ps, "t", t->name, &theirs, sizeof theirs));
-    if (!same_table(&theirs.o, o) || theirs.o.most != o->most ||
+    if (!pd_table_is_same(&theirs.o, o) || theirs.o.most != o->most ||
         memcmp(theirs.o.numbers, o->numbers, sizeof o->numbers))
         return pd_fail(PD_E_MISMATCH, "table: the options of table '%s' on rank %d differ from those of rank 0",
                        t->name, ps->rank);
@@ -453,17 +219,17 @@ static void run_part(pd_table *t, int p, uint64_t r) {
     int64_t id;
     if (get(&q->version) >= r) return;
     int e = pthread_mutex_trylock(&q->mutex);
-    if (e == EOWNERDEAD) mend(t, &q->position, part_undo(t, p)), pthread_mutex_consistent(&q->mutex);
+    if (e == EOWNERDEAD) pd_row_mend(t, &q->position, part_undo(t, p)), pthread_mutex_consistent(&q->mutex);
     else if (e) return;
     if (get(&q->version) < r) {
         const slot *first = part_of(t, p, r, &m);
         const double lr = get_number(&first->lr);
         const float scale = (float)(get_number(&first->rescale) * (t->ps->o.mean ? 1.0 / m.n : 1.0));
-        if (get(&q->position.at) >> 32 != r) say(&q->position, r << 32);
+        if (get(&q->position.at) >> 32 != r) pd_row_say(&q->position, r << 32);
         const uint64_t number = r + get(&t->head->version_before);
         for (uint64_t k = 0; next_row(t, &m, &id, sum); k++)
             if (k >= (get(&q->position.at) & UINT32_MAX) / 2)
-                update_row(t, &q->position, part_undo(t, p), r << 32 | k * 2, id, sum, scale, lr, number);
+                pd_row_update(t, &q->position, part_undo(t, p), r << 32 | k * 2, id, sum, scale, lr, number);
         put(&q->version, r);
     }
     pthread_mutex_unlock(&q->mutex);
@@ -478,6 +244,11 @@ static bool round_lacks(pd_ps *ps, void *ctx, int w) {
     return is_awaited(ctx, w, ((pd_table *)ctx)->sent);
 }
 
+/* A file says how many updates it has seen. */
+static void remember(const pd_table *t) {
+    if (t->fd >= 0) put(&((file_head *)t->bulk)->version, pd_table_version(t));
+}
+
 static bool round_done(pd_ps *ps, void *ctx) {
     pd_table *t = ctx;
     bool all = true;
@@ -485,6 +256,7 @@ static bool round_done(pd_ps *ps, void *ctx) {
         if (is_awaited(t, w, t->sent)) return false;
     for (int p = 0; p < PARTS; p++) run_part(t, (p + PARTS * ps->rank / ps->workers) % PARTS, t->sent);
     for (int p = 0; p < PARTS; p++) all &= get(&t->parts[p].version) >= t->sent;
+    if (all) remember(t);
     pd_ps_tick(ps);
     return all;
 }
@@ -512,7 +284,7 @@ static pd_status lock_row(pd_table *t, int64_t id) {
         slot *s = slot_at(t, w);
         int64_t row;
         memcpy(&row, undo_of(s), 8);
-        if (get(&s->position.at) & 1 && lock_of(t, row) == l) mend(t, &s->position, undo_of(s));
+        if (get(&s->position.at) & 1 && lock_of(t, row) == l) pd_row_mend(t, &s->position, undo_of(s));
     }
     pthread_mutex_consistent(&l->mutex);
     return PD_OK;
@@ -539,20 +311,21 @@ static pd_status apply(pd_table *t, int w) {
     const uint64_t lag = since > own ? since - own : 0;
     const double lr = get_number(&s->lr) * pd_ps_factor(t->ps, lag);
     const float scale = (float)get_number(&s->rescale);
-    if (get(&s->position.at) >> 32 != seq) say(&s->position, seq << 32);
+    if (get(&s->position.at) >> 32 != seq) pd_row_say(&s->position, seq << 32);
     for (uint64_t k = (get(&s->position.at) & UINT32_MAX) / 2; k < count; k++) {
         const int64_t id = ids_of(t, s)[k];
         const float *g = grads_of(t, s) + k * (uint64_t)t->dim;
         if (t->ps->o.mode == PD_PS_HOGWILD) {
-            make_row(t, id);
-            step_row(t, id, g, scale, lr, version + 1);
+            pd_row_make(t, id);
+            pd_row_step(t, id, g, scale, lr, version + 1);
             continue;
         }
         PD_TRY(lock_row(t, id));
-        update_row(t, &s->position, undo_of(s), seq << 32 | k * 2, id, g, scale, lr, version + 1);
+        pd_row_update(t, &s->position, undo_of(s), seq << 32 | k * 2, id, g, scale, lr, version + 1);
         pthread_mutex_unlock(&lock_of(t, id)->mutex);
     }
     put(&s->applied, seq);
+    remember(t);
     if (w == t->ps->rank) pd_ps_count_worker_lag(t->ps, w, lag);
     return PD_OK;
 }
@@ -590,7 +363,7 @@ static pd_status push_rows(pd_table *t, int64_t n, const int64_t *ids, const flo
     item *a = (item *)t->sorting;
     for (int64_t i = 0; i < n; i++) a[i] = (item){ids[i], i};
     a = sort(a, a + n, n, t->rows);
-    PD_TRY(give_places(t, ids, n));
+    PD_TRY(pd_table_give_places(t, ids, n));
     if (pd_ps_in_rounds(ps)) PD_TRY(end_round(t, "push"));
     else PD_TRY(apply(t, ps->rank)); /* what an earlier push that failed has left */
     put(&s->count, (uint64_t)gather(t, a, n, grads, ids_of(t, s), grads_of(t, s)));
@@ -626,7 +399,7 @@ static pd_status lookup(pd_table *t, int64_t n, const int64_t *ids, float *out) 
     for (int64_t i = 0; i < n; i++, out += t->dim) {
         if (i + 8 < n) __builtin_prefetch(row_at(t, ids[i + 8]));
         if (!is_made(t, ids[i])) {
-            start_row(t, ids[i], out);
+            pd_row_start(t, ids[i], out);
             continue;
         }
         if (locks) PD_TRY(lock_row(t, ids[i]));
@@ -684,13 +457,14 @@ pd_status pd_table_import(pd_table *t, int64_t n, const int64_t *ids, const floa
                           uint64_t version) {
     PD_TRY(check_ids(t, "load", n, ids));
     void *token = pd_ps_enter(t->ps);
-    pd_status status = give_places(t, ids, n);
+    pd_status status = pd_table_give_places(t, ids, n);
     for (int64_t i = 0; i < n && !status; i++) {
-        make_row(t, ids[i]);
+        pd_row_make(t, ids[i]);
         memcpy(row_at(t, ids[i]), rows + i * t->dim, (size_t)t->dim * 4);
         memcpy(states_at(t, ids[i]), states + i * t->per_row, (size_t)t->per_row * 4);
     }
     put(&t->head->version_before, get(&t->head->version_before) + version - pd_table_version(t));
+    remember(t);
     pd_ps_leave(t->ps, token);
     return PD_TRAIL(status);
 }

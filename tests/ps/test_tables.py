@@ -171,7 +171,7 @@ def test_a_million_duplicates():
 
 
 def in_a_file(rank, path, begins):
-    table = ps.EmbeddingTable("t", 5000, 8, mmap=path, kvstore="dist_sync", learning_rate=0.1)
+    table = ps.EmbeddingTable("t", 5000, 8, optimizer="adam", mmap=path, kvstore="dist_sync", learning_rate=0.1)
     for i in range(begins, begins + 3):
         ids = np.random.default_rng(i + 10 * rank).integers(0, 5000, 100)
         table.prefetch(ids)
@@ -190,7 +190,7 @@ def test_a_file_is_the_table(tmp_path):
 
 
 def in_memory(rank):
-    table = ps.EmbeddingTable("t", 5000, 8, kvstore="dist_sync", learning_rate=0.1)
+    table = ps.EmbeddingTable("t", 5000, 8, optimizer="adam", kvstore="dist_sync", learning_rate=0.1)
     for i in range(6):
         ids = np.random.default_rng(i + 10 * rank).integers(0, 5000, 100)
         table.push(pydist.tensor(ids), pydist.ones(100, 8) * (rank + 1))
