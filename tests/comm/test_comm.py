@@ -712,6 +712,7 @@ def test_a_rank_that_never_comes():
     assert re.search(r"has waited [\d.]+ s for rank 1", err)
 
 
+@pytest.mark.slow
 def test_all_ranks_that_do_not_come_are_named():
     """After the time that they have to come, which is not that of the group."""
     script = """

@@ -253,6 +253,7 @@ def test_port_scan_and_silence_do_not_stall(server):
         s.close()
 
 
+@pytest.mark.slow
 def test_where_too_many_strangers_come_those_outside_wait(server):
     start = time.monotonic()
     silent = [dial(server) for _ in range(100)]

@@ -434,7 +434,7 @@ def test_every_allocation_may_fail():
 
         return steps
 
-    engine.every_allocation_fails(prepare, 101)
+    engine.every_allocation_fails(prepare, 307)
 
 
 def test_planners_ask_for_ops_with_all_their_inputs():

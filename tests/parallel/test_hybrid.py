@@ -149,7 +149,7 @@ def norms(rank, args):
     return [training.step(n)[1] for n in range(3)]
 
 
-@pytest.mark.parametrize("tp, microbatches", [(1, 4), (2, 4), (1, 1), (2, 1)])
+@pytest.mark.parametrize("tp, microbatches", [(1, 4), pytest.param(2, 4, marks=pytest.mark.slow), (1, 1), (2, 1)])
 def test_norms_have_the_same_bits_on_all_meshes(tp, microbatches):
     """As many ranks of data, ranks of layers and microbatches: any stages, any schedule, fully_shard or DDP."""
     found = []
