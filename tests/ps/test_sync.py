@@ -291,3 +291,20 @@ def outputs(rank):
 def test_outputs():
     whole = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     assert run_ranks(2, outputs) == [([[2.0] * 3] * 2, [whole] * 2)] * 2
+
+
+def rows_of(rank):
+    kv = ps.create("dist_sync")
+    kv.init(["w", "v"], [pydist.arange(8.0).reshape(4, 2), pydist.zeros(3, 1)])
+    kv.pushpull("w", pydist.full((4, 2), 1.0), pydist.empty(4, 2))
+    kv.row_sparse_pull("w", out := pydist.empty(3, 2), row_ids=pydist.tensor([2, 0, 2]))
+    both = kv.row_sparse_pull(["w", "v"], row_ids=[pydist.tensor([1]), pydist.tensor([], dtype=pydist.int64)])
+    with pytest.raises(IndexError, match=r"row_ids of key 'v' are \[3\] \(expected 0 to 2\)"):
+        kv.row_sparse_pull("v", row_ids=pydist.tensor([3]))
+    with pytest.raises(ValueError, match="row_ids is None"):
+        kv.row_sparse_pull("v", out)
+    return out.tolist(), [tuple(b.shape) for b in both]
+
+
+def test_rows_of_a_value():
+    assert run_ranks(2, rows_of) == [([[2.0, 2.0]] * 3, [(1, 2), (0, 1)])] * 2

@@ -249,6 +249,32 @@ class KVStore(_Keyed):
                     more.copy_(first)
         return None
 
+    def row_sparse_pull(self, key, out=None, priority=0, row_ids=None):
+        """The rows of these ids, [n, ...], in `out` or as a new tensor; lists as for pull(). Waits like pull()."""
+        if row_ids is None:
+            raise ValueError("row_sparse_pull: row_ids is None (expected int64 ids)")
+        ids = row_ids if _is_list(key) and _is_list(row_ids) else [row_ids] * (len(key) if _is_list(key) else 1)
+        pairs, found = self._pairs("row_sparse_pull", key, out), []
+        if len(ids) != len(pairs):
+            raise ValueError(
+                f"row_sparse_pull: got {len(pairs)} keys and {len(ids)} row_ids (expected one for each key)"
+            )
+        numbers = [self._of("row_sparse_pull", name) for name, _ in pairs]
+        self._c.pull(numbers, [None] * len(numbers), False)
+        for (name, item), number, rows in zip(pairs, numbers, ids):
+            value, rows = self._c.value(number), rows.detach()
+            if rows.numel() and not (0 <= int(rows.min()) and int(rows.max()) < value.shape[0]):
+                raise IndexError(
+                    f"row_sparse_pull: row_ids of key {name!r} are {rows.tolist()[:5]} (expected 0 to {value.shape[0] - 1})"
+                )
+            found.append(value.index_select(0, rows.reshape(-1)))
+            for target in [] if item is None else item if _is_list(item) else [item]:
+                with pydist.no_grad():
+                    target.copy_(found[-1])
+        if out is not None:
+            return None
+        return found if _is_list(key) else found[0]
+
     def pushpull(self, key, value, out=None, priority=0):
         """push(), then pull() into `out`, or into `value` if there is none."""
         self.push(key, value, priority)
