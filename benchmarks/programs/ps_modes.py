@@ -78,7 +78,10 @@ seconds = time.perf_counter() - start
 if rank == 0:
     images, labels = data("t10k")
     with pydist.no_grad():
-        right = sum((model(images[i : i + 500]).argmax(1) == labels[i : i + 500]).sum().item() for i in range(0, len(labels), 500))
+        right = sum(
+            (model(images[i : i + 500]).argmax(1) == labels[i : i + 500]).sum().item()
+            for i in range(0, len(labels), 500)
+        )
     print(json.dumps({"accuracy": right / len(labels), "seconds": seconds, "most": most}), flush=True)
 if world > 1:
     dist.barrier()

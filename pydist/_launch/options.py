@@ -12,6 +12,8 @@ PORT = 29500  # for several hosts, which have to agree on one; on one host any f
 # name, argument, default, help; no help: accepted, as torchrun has it, and ignored
 OPTIONS = (
     ("nproc-per-node", "N", "1", "ranks on each host; auto or cpu: one per core; gpu: one per GPU"),
+    ("workers", "N", "", "the same as --nproc-per-node, for jobs with a parameter server"),
+    ("servers", "N", "", "DMLC_NUM_SERVER of the workers; no process: their memory is the server"),
     ("nnodes", "N", "1", "hosts; MIN:MAX means MAX, sizes do not change during a job"),
     ("node-rank", "N", "", "number of this host; the others connect to host 0 [0 on one host]"),
     ("master-addr", "ADDR", "", "address of host 0 [127.0.0.1]"),
@@ -133,7 +135,7 @@ def _pretended(options):
 
 
 def _local_ranks(options):
-    text = options["nproc-per-node"]
+    text = options["workers"] or options["nproc-per-node"]
     if text in ("auto", "cpu"):
         return len(os.sched_getaffinity(0))
     if text == "gpu":
@@ -306,6 +308,9 @@ def environment_from(options):
         found.update(environment())
     if pretended:
         found["PYDIST_CPU_AS_CUDA"] = str(pretended)
+    if options["workers"] or options["servers"]:
+        servers = _number("servers", options["servers"] or "0", 0, RANKS_MAX)
+        found.update(DMLC_ROLE="worker", DMLC_NUM_WORKER=str(_local_ranks(options)), DMLC_NUM_SERVER=str(servers))
     return found
 
 

@@ -5,7 +5,7 @@ from pydist import _C
 from pydist.distributed._group.groups import new_group
 from pydist.distributed._group.process_group import current, get_rank
 from pydist.distributed._ops.collectives import ReduceOp, all_reduce, barrier, broadcast
-from pydist.distributed.ps import _rules
+from pydist.distributed.ps import _rules, roles
 from pydist.distributed.ps._squeeze import Squeeze
 
 _SYNC, _ASYNC, _HOGWILD = range(3)
@@ -49,6 +49,9 @@ def create(
     default: "raise" for dist_sync, else "continue". nan: what a push of NaN or infinities does: "raise" ValueError, "skip",
     "apply".
 
+    Under DMLC_ROLE the process takes part in that job: a worker joins the others, a server or scheduler waits here until all
+    workers have ended and then ends the process (see roles.py).
+
     Raises ValueError for a type or option that does not exist, NotImplementedError for workers on several hosts.
 
     >>> import pydist
@@ -65,6 +68,8 @@ def create(
     known = (*_LOCAL, *_MODES, *_REDUCED)
     if name not in known:
         raise ValueError(f"create: got {name!r} (expected one of {', '.join(known)})")
+    if name not in _LOCAL and group is None:
+        roles.take_part()
     if name in _REDUCED:
         return _ReducedStore(name, group)
     return KVStore(name, reduce, max_staleness, staleness_lr, on_death, nan, group)
