@@ -404,7 +404,9 @@ int pd_py_comm_counts(PyObject *held, PyObject *cached) {
 int pd_py_add_comm(PyObject *module) {
     pd_py_sites_package(module);
     if (pd_py_add_control(module)) return -1;
-    if (pd_py_add_pipes(module) || pd_py_add_work(module) || pd_py_add_ps(module)) return -1;
+    if (pd_py_add_pipes(module) || pd_py_add_work(module) || pd_py_add_ps(module) ||
+        pd_py_add_ps_table(module))
+        return -1;
     if (pd_py_add_group(module) || pd_py_add_blocks(module)) return -1;
     return PyModule_AddFunctions(module, functions);
 }

@@ -89,6 +89,7 @@ typedef struct pd_pygroup {
    subgroups, too. */
 PyObject *pd_py_group_over(pd_link *link, pd_group_options *o, PyObject *tuning);
 int pd_py_add_group(PyObject *module);
+PyObject *pd_py_raise_without(PyObject *half, pd_status status); /* raises after freeing `half`, an object half made */
 /* The methods of a Group that are collectives and messages. */
 #define PD_PY_FAST(f) (PyCFunction)(void (*)(void))f, METH_FASTCALL | METH_KEYWORDS
 #define PD_PY_METHOD(f) PyObject *f(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords)
@@ -145,7 +146,13 @@ pd_link *pd_py_tied(const pd_py_tie *t); /* [borrowed] */
    seconds at most (PD_E_TIMEOUT names those that have not). */
 pd_status pd_py_untie(pd_py_tie *t, double timeout);
 int pd_py_add_pipes(PyObject *module);
+
+/* ---- ps.c, ps_table.c ---- */
+struct pd_ps *pd_py_parameter_store(PyObject *o);  /* [borrowed] NULL with a TypeError set */
+bool pd_py_doubles(PyObject *tuple, double *out);  /* false with the exception set */
 int pd_py_add_ps(PyObject *module);
+int pd_py_add_ps_table(PyObject *module);
+
 
 #define PD_PY_NO_GIL(call)                            \
     do {                                              \

@@ -22,8 +22,7 @@ pd_group *pd_py_group(PyObject *o) {
     return NULL;
 }
 
-/* Raises after freeing `half`, whose end may run Python code. */
-static PyObject *raise_without(PyObject *half, pd_status status) {
+PyObject *pd_py_raise_without(PyObject *half, pd_status status) {
     pd_py_raise(status);
     PyObject *kind, *value, *trace;
     PyErr_Fetch(&kind, &value, &trace);
@@ -133,7 +132,7 @@ PyObject *pd_py_group_over(pd_link *link, pd_group_options *o, PyObject *tuning)
     }
     pd_status status;
     PD_PY_NO_GIL(status = pd_group_new(link, o, &self->group));
-    if (status) return raise_without((PyObject *)self, status);
+    if (status) return pd_py_raise_without((PyObject *)self, status);
     self->rank = PyObject_CallFunction((PyObject *)count_type, "i", pd_group_rank(self->group));
     self->size = PyObject_CallFunction((PyObject *)count_type, "i", pd_group_size(self->group));
     if (self->rank && self->size) return (PyObject *)self;
@@ -163,7 +162,7 @@ static PyObject *group_segment(PyObject *o, PyObject *arg) {
     SegmentObject *s = (SegmentObject *)pd_py_comm_make(segment_type, PD_PY_SEGMENT);
     if (!s) return NULL;
     PD_PY_NO_GIL(status = pd_group_segment_new(self->group, (size_t)bytes, &segment));
-    if (status) return raise_without((PyObject *)s, status);
+    if (status) return pd_py_raise_without((PyObject *)s, status);
     s->segment = segment;
     s->rank = -1;
     return (PyObject *)s;
