@@ -218,12 +218,15 @@ class KVStore(_Keyed):
     def push(self, key, value, priority=0):
         """Adds gradients; see create() for what that does in which kind of store. A list is one call, so all its keys are
         ready when the first is waited for."""
-        names, numbers, gradients = [], [], []
+        names, gradients = [], []
         for name, item in self._pairs("push", key, value):
-            numbers.append(self._of("push", name))
             names.append(name)
-            item = self._sum("push", name, item)
-            gradients.append(self._squeeze(name, item) if self._squeeze else item)
+            gradients.append(self._sum("push", name, item))
+        self._push(names, [self._of("push", name) for name in names], gradients)
+
+    def _push(self, names, numbers, gradients):
+        if self._squeeze:
+            gradients = [self._squeeze(name, gradient) for name, gradient in zip(names, gradients)]
         if self._updater is None:
             self._c.push(numbers, gradients, self._optimizer.rescale_grad if self._optimizer else 1.0)
             return

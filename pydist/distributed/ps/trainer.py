@@ -107,7 +107,8 @@ class Trainer:
         if self._on_store:
             self._store.set_optimizer(self._rule)
         self._store.init(self._names, [p.detach() for p in self._params])
-        self._shares = self._on_store and self._store.mode != "async"
+        self._numbers = [self._store._of("Trainer", name) for name in self._names]
+        self._shares, self._nothing = self._on_store and self._store.mode != "async", [None] * len(self._names)
         if self._shares:
             for name, param in zip(self._names, self._params):
                 param.data = self._store.value(name)
@@ -146,14 +147,15 @@ class Trainer:
             param.grad = None
 
     def _gradients(self, ignore_stale_grad):
-        grads = []
-        for name, param in zip(self._names, self._params):
-            if param.grad is None and not ignore_stale_grad:
+        grads = [param.grad for param in self._params]
+        for i, grad in enumerate(grads):
+            if grad is None and not ignore_stale_grad:
                 raise ValueError(
-                    f"Trainer.step: parameter {name!r} has no gradient (expected a backward() before, or "
+                    f"Trainer.step: parameter {self._names[i]!r} has no gradient (expected a backward() before, or "
                     "ignore_stale_grad=True, which takes zeros)"
                 )
-            grads.append(pydist.zeros_like(param) if param.grad is None else param.grad)
+            if grad is None:
+                grads[i] = pydist.zeros_like(self._params[i])
         return grads
 
     def step(self, batch_size, ignore_stale_grad=False):
@@ -167,9 +169,10 @@ class Trainer:
             return
         self._schedule(self._store)
         self._rule.rescale_grad = self._scale / batch_size
-        self._store.push(self._names, self._gradients(ignore_stale_grad))
-        self._store.pull(self._names, [None if self._shares else p.detach() for p in self._params])
-        self._store.clock()
+        store = self._store
+        store._push(self._names, self._numbers, self._gradients(ignore_stale_grad))
+        store._c.pull(self._numbers, self._nothing if self._shares else [p.detach() for p in self._params], False)
+        store._c.clock(1)
 
     def _schedule(self, store):
         self._updates += 1
