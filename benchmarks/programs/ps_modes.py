@@ -1,7 +1,7 @@
 """A worker of `python -m benchmarks.ps_modes`: `ps_modes.py KIND BOUND FACTOR SEED BATCHES SLOW`.
 
 LeNet learns Fashion-MNIST (of the folder PYDIST_DATA) from BATCHES batches of 32 on each worker. KIND "process" is one
-process with the whole batch. SLOW: worker 0 sleeps so long in each step (s). Rank 0 prints a dict: the test accuracy, seconds, the
+process with the whole batch. SLOW: worker 0 sleeps so long in each step (s); 0.03r: another worker in each step, at random. Rank 0 prints a dict: the test accuracy, seconds, the
 most stale push."""
 
 import gzip
@@ -19,7 +19,8 @@ from pydist.distributed import ps
 from pydist.nn import functional as F
 
 kind, bound, factor, seed, batches, slow = sys.argv[1:7]
-seed, batches, slow = int(seed), int(batches), float(slow)
+seed, batches, drawn, slow = int(seed), int(batches), slow.endswith("r"), float(slow.rstrip("r"))
+sleepers = np.random.default_rng(seed).integers(0, 4, batches) if drawn else np.zeros(batches, int)
 rank, world = dist.get_rank(), dist.get_world_size()
 pydist.set_num_threads(1)
 
@@ -63,11 +64,11 @@ else:
     trainer = ps.Trainer(model.named_parameters(), own, kvstore=store)
     store.barrier()
     start = time.perf_counter()
-    for part in order(rank):
+    for part, sleeper in zip(order(rank), sleepers):
         rows = pydist.tensor(part)
         trainer.zero_grad()
         F.cross_entropy(model(x[rows]), y[rows]).backward()
-        if slow and rank == 0:
+        if slow and rank == sleeper:
             time.sleep(slow)
         trainer.step(1)
     store.barrier()
