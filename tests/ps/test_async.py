@@ -144,7 +144,9 @@ def by_staleness(rank, factor):
 
 
 @pytest.mark.parametrize(
-    "factor, want", [("none", 1.0), ("inverse", 0.25), (0.5, 0.5), (lambda n: 10.0 - n, 7.0)], ids=str
+    "factor, want",
+    [("none", 1.0), ("inverse", 0.25), (0.5, 0.5), (lambda n: 10.0 - n, 7.0)],
+    ids=["none", "inverse", "power", "function"],
 )
 def test_the_learning_rate_by_staleness(factor, want):
     assert run_ranks(2, by_staleness, factor) == [[want, want]] * 2
