@@ -13,6 +13,8 @@ from lib.package import COMPARED
 from pydist import _C, distributed
 from pydist.distributed.tensor import _plan
 
+pytest_plugins = ["lib.rewriting"]
+
 # Programs that tests start import the package that is tested, wherever they run.
 _ROOT = Path(pydist.__file__).resolve().parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))

@@ -99,20 +99,20 @@ static pd_status set_rule(pd_ps_key *k, const pd_ps_rule *rule, double lr) {
 }
 
 pd_status pd_ps_set_rule(pd_ps_key *k, const pd_ps_rule *rule, double lr) {
-    void *token = pd_ps_enter(k->ps);
+    pd_ps_enter(k->ps);
     pd_status status = set_rule(k, rule, lr);
-    pd_ps_leave(k->ps, token);
+    pd_ps_leave(k->ps);
     return PD_TRAIL(status);
 }
 
 const pd_ps_rule *pd_ps_rule_of(const pd_ps_key *k) { return get(&k->head->ruled) ? &k->head->rule : NULL; }
 
 pd_status pd_ps_state(pd_ps_key *k, int i, pd_dtype *dtype, void **out) {
-    void *token = pd_ps_enter(k->ps);
+    pd_ps_enter(k->ps);
     pd_status status = learn_rule(k);
     *dtype = k->step_dtype;
     *out = k->states[i];
-    pd_ps_leave(k->ps, token);
+    pd_ps_leave(k->ps);
     return PD_TRAIL(status);
 }
 
@@ -187,14 +187,15 @@ pd_status pd_ps_add(pd_ps *ps, const char *name, const char *is, pd_dtype dtype,
     PD_TRY(pd_calloc(sizeof *k + strlen(name) + 1, "init", &k));
     k->ps = ps;
     strcpy(k->name, name);
-    void *token = pd_ps_enter(ps), *host = pd_host_release();
+    pd_ps_enter(ps);
+    void *host = pd_host_release();
     pd_status status = pd_grow(&ps->keys, &ps->cap_keys, ps->nkeys + 1, sizeof *ps->keys, "init");
     PD_THEN(add(ps, is, dtype, n, value, rule, lr, k));
     if (status && !ps->rank) pd_ps_refuse(ps, "k", name);
     pd_host_acquire(host);
     if (status) pd_free(k);
     else *out = ps->keys[ps->nkeys++] = k;
-    pd_ps_leave(ps, token);
+    pd_ps_leave(ps);
     return PD_TRAIL(status);
 }
 
@@ -372,7 +373,10 @@ static pd_status push_all(pd_ps *ps, int n, pd_ps_key *const *keys, const void *
         return PD_TRAIL(status);
     }
     put(&own->committed, call);
-    for (int i = 0; i < n; i++) PD_TRY(apply(keys[i], in[i]));
+    for (int j = 0; j < n; j++) { /* workers begin at different keys, so they rarely meet */
+        const int i = (int)((j + (int64_t)n * ps->rank / ps->workers) % n);
+        PD_TRY(apply(keys[i], in[i]));
+    }
     return PD_OK;
 }
 
@@ -385,11 +389,12 @@ static void *without_host(int n, pd_ps_key *const *keys) {
 
 pd_status pd_ps_push(pd_ps *ps, int n, pd_ps_key *const *keys, const void *const *in, double rescale) {
     PD_TRY(pd_ps_check_open(ps));
-    void *token = pd_ps_enter(ps), *host = without_host(n, keys);
+    pd_ps_enter(ps);
+    void *host = without_host(n, keys);
     pd_status status = push_all(ps, n, keys, in, rescale);
     pd_ps_tick(ps);
     pd_host_acquire(host);
-    pd_ps_leave(ps, token);
+    pd_ps_leave(ps);
     return PD_TRAIL(status);
 }
 
@@ -412,10 +417,11 @@ static pd_status pull_all(pd_ps *ps, int n, pd_ps_key *const *keys, void *const 
 
 pd_status pd_ps_pull(pd_ps *ps, int n, pd_ps_key *const *keys, void *const *out, bool consistent) {
     PD_TRY(pd_ps_check_open(ps));
-    void *token = pd_ps_enter(ps), *host = without_host(n, keys);
+    pd_ps_enter(ps);
+    void *host = without_host(n, keys);
     pd_status status = pull_all(ps, n, keys, out, consistent);
     pd_host_acquire(host);
-    pd_ps_leave(ps, token);
+    pd_ps_leave(ps);
     return PD_TRAIL(status);
 }
 
@@ -436,14 +442,14 @@ static bool clock_done(pd_ps *ps, void *ctx) {
 
 pd_status pd_ps_clock(pd_ps *ps, int64_t n) {
     PD_TRY(pd_ps_check_open(ps));
-    void *token = pd_ps_enter(ps);
+    pd_ps_enter(ps);
     word *clock = &worker_at(ps, ps->rank)->clock;
     put(clock, get(clock) + (uint64_t)n);
     pd_ps_tick(ps);
     pd_status status = PD_OK;
     if (ps->o.staleness >= 0 && !clock_done(ps, NULL))
         status = pd_ps_wait(ps, &(wait){clock_done, clock_lacks, "clock", "the store", get(clock), true, NULL});
-    pd_ps_leave(ps, token);
+    pd_ps_leave(ps);
     return PD_TRAIL(status);
 }
 
@@ -469,8 +475,8 @@ bool pd_ps_is_gone(pd_ps *ps, int w) {
 }
 
 pd_status pd_ps_settle(pd_ps *ps) {
-    void *token = pd_ps_enter(ps);
+    pd_ps_enter(ps);
     pd_status status = pd_ps_check_workers(ps);
-    pd_ps_leave(ps, token);
+    pd_ps_leave(ps);
     return PD_TRAIL(status);
 }

@@ -187,7 +187,7 @@ pd_status pd_ps_wait(pd_ps *ps, const wait *w);
 pd_status pd_ps_interrupted(pd_ps *ps);
 void pd_ps_tick(pd_ps *ps);
 pd_status pd_ps_check_workers(pd_ps *ps); /* learns who has gone, finishes their pushes */
-void *pd_ps_enter(pd_ps *ps); /* the store's lock; then without the host's. Returns a token for pd_ps_leave */
-void pd_ps_leave(pd_ps *ps, void *token);
+void pd_ps_enter(pd_ps *ps); /* takes the store's lock: one call at a time */
+void pd_ps_leave(pd_ps *ps);
 
 #endif

@@ -91,7 +91,8 @@ pd_status pd_table_open(pd_ps *ps, const char *name, const pd_table_options *o, 
     t->at_rows = PAGE + pages((size_t)(o->rows + 63) / 64 * 8);
     t->at_states = t->at_rows + pages((size_t)o->rows * (size_t)t->dim * 4);
     t->bulk_bytes = t->at_states + pages((size_t)o->rows * (size_t)t->per_row * 4);
-    void *token = pd_ps_enter(ps), *host = pd_host_release();
+    pd_ps_enter(ps);
+    void *host = pd_host_release();
     pd_status status = pd_grow(&ps->tables, &ps->cap_tables, ps->ntables + 1, sizeof *ps->tables, "table");
     PD_THEN(open_table(t, o, lr, path));
     if (status && !ps->rank) pd_ps_refuse(ps, "t", name);
@@ -99,7 +100,7 @@ pd_status pd_table_open(pd_ps *ps, const char *name, const pd_table_options *o, 
     pd_host_acquire(host);
     if (status) pd_table_free(t);
     else *out = ps->tables[ps->ntables++] = t;
-    pd_ps_leave(ps, token);
+    pd_ps_leave(ps);
     return PD_TRAIL(status);
 }
 
@@ -383,10 +384,11 @@ static pd_status push_rows(pd_table *t, int64_t n, const int64_t *ids, const flo
 
 pd_status pd_table_push(pd_table *t, int64_t n, const int64_t *ids, const float *grads, double rescale) {
     PD_TRY(pd_ps_check_open(t->ps));
-    void *token = pd_ps_enter(t->ps), *host = n > 4096 ? pd_host_release() : NULL;
+    pd_ps_enter(t->ps);
+    void *host = n > 4096 ? pd_host_release() : NULL;
     pd_status status = push_rows(t, n, ids, grads, rescale);
     pd_host_acquire(host);
-    pd_ps_leave(t->ps, token);
+    pd_ps_leave(t->ps);
     return PD_TRAIL(status);
 }
 
@@ -411,10 +413,11 @@ static pd_status lookup(pd_table *t, int64_t n, const int64_t *ids, float *out) 
 
 pd_status pd_table_lookup(pd_table *t, int64_t n, const int64_t *ids, float *out) {
     PD_TRY(pd_ps_check_open(t->ps));
-    void *token = pd_ps_enter(t->ps), *host = n > 4096 ? pd_host_release() : NULL;
+    pd_ps_enter(t->ps);
+    void *host = n > 4096 ? pd_host_release() : NULL;
     pd_status status = lookup(t, n, ids, out);
     pd_host_acquire(host);
-    pd_ps_leave(t->ps, token);
+    pd_ps_leave(t->ps);
     return PD_TRAIL(status);
 }
 
@@ -438,7 +441,7 @@ int64_t pd_table_made(const pd_table *t) {
 }
 
 pd_status pd_table_export(pd_table *t, int64_t *ids, float *rows, float *states) {
-    void *token = pd_ps_enter(t->ps);
+    pd_ps_enter(t->ps);
     int64_t n = 0;
     for (int64_t id = 0; id < t->rows; id++) {
         if (!(id & 63) && !get(&bits_of(t)[id >> 6])) id += 63;
@@ -449,14 +452,14 @@ pd_status pd_table_export(pd_table *t, int64_t *ids, float *rows, float *states)
             n++;
         }
     }
-    pd_ps_leave(t->ps, token);
+    pd_ps_leave(t->ps);
     return PD_OK;
 }
 
 pd_status pd_table_import(pd_table *t, int64_t n, const int64_t *ids, const float *rows, const float *states,
                           uint64_t version) {
     PD_TRY(check_ids(t, "load", n, ids));
-    void *token = pd_ps_enter(t->ps);
+    pd_ps_enter(t->ps);
     pd_status status = pd_table_give_places(t, ids, n);
     for (int64_t i = 0; i < n && !status; i++) {
         pd_row_make(t, ids[i]);
@@ -465,6 +468,6 @@ pd_status pd_table_import(pd_table *t, int64_t n, const int64_t *ids, const floa
     }
     put(&t->head->version_before, get(&t->head->version_before) + version - pd_table_version(t));
     remember(t);
-    pd_ps_leave(t->ps, token);
+    pd_ps_leave(t->ps);
     return PD_TRAIL(status);
 }

@@ -15,16 +15,10 @@ void pd_ps_tick(pd_ps *ps) {
 
 pd_status pd_ps_interrupted(pd_ps *ps) { return pd_hooks_interrupt(ps->group->hooks); }
 
-void *pd_ps_enter(pd_ps *ps) {
-    pd_host_lock(&ps->lock);
-    return NULL;
-}
+void pd_ps_enter(pd_ps *ps) { pd_host_lock(&ps->lock); }
+void pd_ps_leave(pd_ps *ps) { pthread_mutex_unlock(&ps->lock); }
 
-void pd_ps_leave(pd_ps *ps, void *token) {
-    pthread_mutex_unlock(&ps->lock);
-    pd_host_acquire(token);
-}
-
+/* Finishes what a worker that has gone has pushed. */
 static pd_status settle(pd_ps *ps, int w) {
     for (size_t i = 0; i < ps->nkeys && ps->o.mode == PD_PS_ASYNC; i++)
         PD_TRY(pd_ps_apply(ps->keys[i], w, pushed(ps->keys[i], w)));

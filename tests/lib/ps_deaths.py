@@ -4,10 +4,12 @@ python -m lib.ps_deaths points MODE FIRST LAST STEP FOLDER   a worker dies at th
 python -m lib.ps_deaths times MODE FIRST TIMES FOLDER        deaths at random times, of the seeds FIRST, FIRST + 1, ...
 python -m lib.ps_deaths resumes FIRST TIMES FOLDER           a synchronous training dies, and goes on from what is left
 python -m lib.ps_deaths stops FOLDER                         a worker stops for a while
+python -m lib.ps_deaths clocks COUNT FOLDER                  for bounds of 1 to 16, COUNT clocks of workers that stop and sleep
 
 MODE: dist_async or dist_sync. The rule adds, so values count pushes. It prints what it has seen, or what was wrong, with
 exit code 1."""
 
+import contextlib
 import os
 import random
 import signal
@@ -215,11 +217,58 @@ def stops(folder):
     print(said)
 
 
+def clocked(rank, say, folder, bound, count):
+    """Pushes and clocks, with random sleeps. How far it saw itself ahead of the slowest worker when it began a step."""
+    join(os.path.join(folder, "meeting"), rank, 4)
+    kv, chance, most = ps.create("dist_async", max_staleness=bound), random.Random(rank), 0
+    kv.init("w", pydist.zeros(2))
+    kv.set_optimizer("test")
+    kv.barrier()
+    say()
+    for _ in range(count):
+        kv.pull("w")
+        kv.push("w", pydist.ones(2))
+        kv.clock()
+        clocks = [kv._c.worker(w)[0] for w in range(4)]
+        most = max(most, clocks[rank] - min(clocks))
+        if chance.random() < 0.01:
+            time.sleep(chance.random() * 0.002)
+    kv.barrier()
+    lags = kv.staleness()["workers"][rank]
+    return {"most": most, "pushes": sum(lags.values()), "value": kv.pull("w")[0].item(), "late": max(lags)}
+
+
+def clocks(count, folder):
+    for bound in (1, 4, 16):  # 0 is a synchronous store
+        here, chance, stops = os.path.join(folder, str(bound)), random.Random(bound), 0
+        pids, reading = start(here, 4, lambda rank, say, here=here, bound=bound: clocked(rank, say, here, bound, count))
+        os.read(reading, 4)
+        ended = {}
+        while len(ended) < 4:
+            time.sleep(chance.random() * 0.02)
+            pid = chance.choice([p for p in pids if p not in ended])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(chance.random() * 0.01)
+                os.kill(pid, signal.SIGCONT)
+                stops += 1
+            for p in pids:
+                if p not in ended and (done := os.waitpid(p, os.WNOHANG))[0]:
+                    ended[p] = done[1]
+        found = [found_by(here, rank) for rank in range(4)]
+        good = all(f["most"] <= bound and f["pushes"] == count and f["value"] == 4.0 * count for f in found)
+        if set(ended.values()) != {0} or not good or max(f["late"] for f in found) > (2 * bound + 1) * 3:
+            sys.exit(f"bound {bound}: {ended} {found}")
+        print(f"bound {bound}: {4 * count} clocks, {stops} stops, at most {max(f['most'] for f in found)} ahead")
+
+
 def main():
     what, mode, *rest = sys.argv[1:]
     deaths = 0
     if what == "stops":
         return stops(mode)
+    if what == "clocks":
+        return clocks(int(mode), rest[0])
     if what == "resumes":
         for seed in range(int(mode), int(mode) + int(rest[0])):
             one_resumed(os.path.join(rest[1], str(seed)), seed)

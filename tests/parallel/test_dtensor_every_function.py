@@ -88,7 +88,13 @@ def tried(name, function, names, mesh, place):
 
 @pytest.mark.parametrize(
     "room, least",
-    [(pydist, 340), (pydist.linalg, 2), (pydist.special, 20), (nn.functional, 70), (pydist.Tensor, 300)],
+    [
+        pytest.param(pydist, 340, marks=pytest.mark.slow),
+        (pydist.linalg, 2),
+        (pydist.special, 20),
+        (nn.functional, 70),
+        (pydist.Tensor, 300),
+    ],
     ids=["pydist", "linalg", "special", "functional", "Tensor"],
 )
 def test_no_function_computes_on_a_part(room, least):

@@ -226,7 +226,7 @@ def test_nothing_is_left():
 @pytest.mark.skipif(not _C._memory_kept(), reason="a sanitizer's build keeps no freed memory")
 def test_memory_of_many_steps_does_not_grow(way):
     """A steady step asks the allocator and the system for nothing."""
-    steps = 1000 if os.environ.get("FULL_LONG") else 200
+    steps = 1000 if os.environ.get("FULL_LONG") else 100
 
     def resident():
         with open("/proc/self/statm") as file:

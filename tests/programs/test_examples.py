@@ -290,6 +290,7 @@ def sentiment(*args, ranks=None):
     return start("-m", "pydist.examples.sentiment", *SMALL, *args, ranks=ranks)
 
 
+@pytest.mark.slow
 def test_sentiment_on_one_and_two_ranks(tmp_path, refusal):
     """The words 'good' and 'bad' among others say it all."""
     rng = np.random.default_rng(0)
@@ -330,6 +331,7 @@ def images(*args, ranks=None):
     return start("-m", "pydist.examples.image_classification", "--batch-size", 32, *args, ranks=ranks, timeout=300)
 
 
+@pytest.mark.slow
 def test_image_classification(colours, refusal):
     assert 0 <= accuracy(images("--data", colours, "--epochs", 1)) <= 1
     assert len(list((colours / "records").glob("data-?-of-4.tfrecord"))) == 4

@@ -119,6 +119,7 @@ def test_a_collective_inside_a_shard_fails_every_run(tmp_path):
     assert done.returncode == 2 and "a collective or message inside logical shard 0" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_deaths(tmp_path):
     script = written(tmp_path)
     text = script.read_text().replace(

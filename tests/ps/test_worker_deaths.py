@@ -27,13 +27,13 @@ def deaths(*args, seconds=60, **more):
 
 @pytest.mark.parametrize("mode", ["dist_async", "dist_sync"])
 def test_at_points_of_an_update(mode, tmp_path):
-    step, most = (7, 10**4) if LONG else (83, 420)
+    step, most = (7, 10**4) if LONG else (167, 900)
     assert int(deaths("points", mode, 1, most, step, tmp_path, seconds=1500 if LONG else 60).split()[0]) >= 5
 
 
 @pytest.mark.parametrize("mode", ["dist_async", "dist_sync"])
 def test_at_random_times(mode, tmp_path):
-    times = 2 * LONG or 4
+    times = 2 * LONG or 2
     assert f"{times} deaths" in deaths("times", mode, 0, times, tmp_path, seconds=1500 if LONG else 60)
 
 
@@ -44,3 +44,9 @@ def test_a_synchronous_training_goes_on_with_its_bits(tmp_path):
 
 def test_a_stopped_worker_is_waited_for_and_named(tmp_path):
     assert "clock: rank 0 has waited" in deaths("stops", tmp_path / "job", PYDIST_WARN="0.2")
+
+
+def test_bounds_hold_whoever_stops(tmp_path):
+    count = 25_000 if LONG else 300
+    said = deaths("clocks", count, tmp_path, seconds=900 if LONG else 60)
+    assert said.count(f"{4 * count} clocks") == 3
