@@ -78,6 +78,7 @@ OTHERS = {
         "CUDA_VISIBLE_DEVICES": "the GPUs that this process sees; `--hosts` passes it on",
         "ONEDNN_ROOT": "the folder of oneDNN, for its headers (build) and its library (run)",
         "XDG_CACHE_HOME": "the user's cache: tune.json and downloads; default: ~/.cache",
+        "MXNET_HOME": "the folder of data sets for scripts that import mxnet; default: ~/.mxnet",
         "TORCH_HOME": "the folder of `pydist.hub`'s downloads; default: torch in the user's cache",
         "PYDIST_FOLD": "the default of the launcher's `--fold`: auto or off",
         "PYDIST_DTENSOR": "strict: an op that has no rule for DTensors raises NotImplementedError; its operands are not gathered",

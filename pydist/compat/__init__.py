@@ -1,11 +1,11 @@
-"""Runs scripts that import torch, keras or tensorflow: `python -m pydist.compat train.py args`, `-m module args`,
-`--check train.py`.
+"""Runs scripts that import torch, keras, tensorflow or mxnet: `python -m pydist.compat train.py args`,
+`-m module args`, `--check train.py`.
 
 `install()` makes `torch`, `torchvision` and their submodules pydist's modules of the same names. They stay the same
 objects: `torch.nn is pydist.nn`. A name that pydist does not have fails when it is used; the error has the name and
-similar names. `keras` runs over pydist (`pydist.keras`), and `tensorflow` is `pydist.tensorflow`. `tensorboardX` becomes
-our SummaryWriter if that package is not installed. Child processes inherit this (`environment()`). For pytest use `-p pydist.compat`; a notebook calls
-`install()`.
+similar names. `keras` runs over pydist (`pydist.keras`), and `tensorflow` is `pydist.tensorflow`. `mxnet` is
+`pydist.compat.mxnet`, and `tensorboardX` our SummaryWriter, if those packages are not installed. Child processes
+inherit this (`environment()`). For pytest use `-p pydist.compat`; a notebook calls `install()`.
 """
 
 import difflib
@@ -17,8 +17,10 @@ import os
 import sys
 import types
 
-_ROOTS = {"torch": "pydist", "torchvision": "pydist.vision", "tensorflow": "pydist.tensorflow"}
-_VERSIONS = {"torch": "2.13.0+pydist", "torchvision": "0.28.0+pydist", "tensorflow": "2.21.0+pydist"}
+_ROOTS = {"torch": "pydist", "torchvision": "pydist.vision", "tensorflow": "pydist.tensorflow",
+          "mxnet": "pydist.compat.mxnet"}  # fmt: skip
+_VERSIONS = {"torch": "2.13.0+pydist", "torchvision": "0.28.0+pydist", "tensorflow": "2.21.0+pydist",
+             "mxnet": "1.9.1+pydist"}  # fmt: skip
 
 # modules that a root has in other places
 _ELSEWHERE = {
@@ -29,6 +31,9 @@ _ELSEWHERE = {
 
 # what the first import of a root calls
 _READY = {"tensorflow": "pydist.tensorflow._readings"}
+
+# roots that the installed package answers, if there is one
+_IF_MISSING = {"mxnet"}
 
 # packages that scripts use with torch: ours if not installed
 _STAND_INS = {"tensorboardX": "pydist.compat.tensorboardx"}
@@ -127,12 +132,17 @@ class _Finder(importlib.abc.MetaPathFinder):
             theirs = _installed(name)
             return theirs or importlib.machinery.ModuleSpec(name, _Loader(_STAND_INS[name]))
         ours = _ours(name)
+        root = name.partition(".")[0]
         if ours is None:
             return None
+        if root in _IF_MISSING and not isinstance(sys.modules.get(root), _Root) and (theirs := _installed(root)):
+            return theirs if name == root else None  # None: Python finds the parts of that package
         if ours.startswith("keras."):
             importlib.import_module("pydist.keras")  # which says so if Keras is missing
         if not _exists(ours):
             parent, _, last = ours.rpartition(".")
+            if root == "mxnet":
+                getattr(importlib.import_module(_ROOTS[root]), name.split(".")[1], None)  # which may say more
             names = dir(importlib.import_module(parent)) if _exists(parent) else ()
             raise ModuleNotFoundError(f"pydist has no module {name}{near(last, names)}", name=name)
         is_package = importlib.util.find_spec(ours).submodule_search_locations is not None
@@ -143,9 +153,9 @@ _finder = _Finder()
 
 
 def install():
-    """Makes `import torch`, `import torchvision` and `import tensorflow` return pydist from now on. Raises RuntimeError if
+    """Makes `import torch`, `torchvision`, `tensorflow` and `mxnet` return pydist from now on. Raises RuntimeError if
     PyTorch or TensorFlow itself is imported already. It may be called twice."""
-    for name in _ROOTS:
+    for name in _ROOTS.keys() - _IF_MISSING:
         if name in sys.modules and not isinstance(sys.modules[name], _Root):
             raise RuntimeError(f"compat: {name} is already imported (expected install() before that)")
     if _finder not in sys.meta_path:
@@ -158,8 +168,9 @@ def uninstall():
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
         sys.path.remove(_PATH)
+    real = {name for name in _IF_MISSING if not isinstance(sys.modules.get(name), _Root)}
     ours = [name for name, stand_in in _STAND_INS.items() if sys.modules.get(name, "") is sys.modules.get(stand_in)]
-    for name in [*ours, *(name for name in sys.modules if _ours(name))]:
+    for name in [*ours, *(name for name in sys.modules if _ours(name) and name.partition(".")[0] not in real)]:
         del sys.modules[name]
 
 

@@ -30,7 +30,8 @@ CASES = {
                   lambda a, b, c: (a + b[:1]) * c),
     "comparison": (lambda F, a, b, c: (a > b) + 2 * (a <= b) + 4 * (a == a) + 8 * F.broadcast_not_equal(a, b),
                    lambda a, b, c: (a > b) + 2.0 * (a <= b) + 4 + 8.0 * (a != b)),
-    "maximum": (lambda F, a, b, c: F.maximum(a, b) - F.minimum(a, 1), lambda a, b, c: np.maximum(a, b) - np.minimum(a, 1)),
+    "maximum": (lambda F, a, b, c: F.maximum(a, b) - F.minimum(a, 1),
+                lambda a, b, c: np.maximum(a, b) - np.minimum(a, 1)),
     "sum": (lambda F, a, b, c: c.sum(), lambda a, b, c: c.sum().reshape(1)),
     "sum axis": (lambda F, a, b, c: c.sum(axis=(0, 2)), lambda a, b, c: c.sum((0, 2))),
     "sum exclude": (lambda F, a, b, c: c.sum(axis=1, exclude=True), lambda a, b, c: c.sum((0, 2))),
@@ -65,7 +66,8 @@ CASES = {
     "take wrap": (lambda F, a, b, c: c.take(F.array([[-1, 4]]), axis=1, mode="wrap"), lambda a, b, c: c[:, [[2, 1]]]),
     "pick": (lambda F, a, b, c: F.pick(a, F.array(ROWS), axis=1), lambda a, b, c: a[range(3), [2, 0, 1]]),
     "gather_nd": (lambda F, a, b, c: F.gather_nd(a, F.array([[0, 2], [1, 3]])), lambda a, b, c: a[[0, 2], [1, 3]]),
-    "one_hot": (lambda F, a, b, c: F.one_hot(F.array(ROWS), 4, 2.0, -1.0), lambda a, b, c: np.eye(4)[[2, 0, 1]] * 3 - 1),
+    "one_hot": (lambda F, a, b, c: F.one_hot(F.array(ROWS), 4, 2.0, -1.0),
+                lambda a, b, c: np.eye(4)[[2, 0, 1]] * 3 - 1),
     "topk": (lambda F, a, b, c: F.topk(c, k=2, ret_typ="value"), lambda a, b, c: -np.sort(-c)[..., :2]),
     "topk mask": (lambda F, a, b, c: F.topk(a, k=1, ret_typ="mask"), lambda a, b, c: np.eye(4)[a.argmax(1)]),
     "sort": (lambda F, a, b, c: F.sort(c, axis=1, is_ascend=False) + c.argsort(axis=1),
@@ -115,7 +117,8 @@ def test_dtypes_and_contexts():
 
 def test_indexing_reads_and_writes_like_numpy():
     for key in [1, -1, slice(1, None), slice(None, None, -2), (slice(None), 2), (0, 1), (Ellipsis, 0), None,
-                (slice(None), None), [2, 0], (np.array([0, 2]), np.array([1, 3])), (slice(2, None, -1), slice(1, 3))]:  # fmt: skip
+                (slice(None), None), [2, 0], (np.array([0, 2]), np.array([1, 3])),
+                (slice(2, None, -1), slice(1, 3))]:  # fmt: skip
         x, want = nd.array(A), A.copy()
         assert np.array_equal(x[key].asnumpy(), np.atleast_1d(want[key])), key
         x[key], want[key] = 5, 5
@@ -244,7 +247,8 @@ def test_files(tmp_path):
 def test_random_arrays():
     def draws():
         mx.random.seed(3)
-        return [nd.random.uniform(2, 4, shape=(1000,)), nd.random.normal(1, 2, (1000,)), nd.random.randint(0, 3, (1000,)),
+        return [nd.random.uniform(2, 4, shape=(1000,)), nd.random.normal(1, 2, (1000,)),
+                nd.random.randint(0, 3, (1000,)),
                 nd.random.exponential(2.0, shape=(1000,)), nd.random.poisson(4.0, shape=(1000,))]  # fmt: skip
 
     first, second = draws(), draws()

@@ -79,6 +79,9 @@ def test_layers_next_to_numpy():
     both.add(nn.HybridLambda("relu"), nn.HybridLambda(lambda F, t: F.exp(t) + 1))
     assert both(nd.array([-1.0])).asscalar() == 2 and nn.Lambda("relu")(nd.array([-1.0])).asscalar() == 0
     assert str(both).startswith("HybridSequential(\n  (0): HybridLambda(relu)")
+    norm = nn.BatchNorm(gamma_initializer=mx.init.Constant(3.0))
+    norm.initialize()
+    np.testing.assert_allclose(norm(nd.array(x)).asnumpy(), 3 * x / np.sqrt(1 + 1e-5), rtol=1e-5)
     table = nn.Embedding(5, 2, sparse_grad=True)
     table.initialize()
     with autograd.record():
@@ -198,7 +201,7 @@ def test_data(tmp_path):
     assert [b[1].asnumpy().tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]] and len(loader) == 2
     twice = data.transform(lambda a, b: (a * 2, b)).transform_first(lambda a: a + 1)
     for workers in (0, 2):
-        batches = list(gluon.data.DataLoader(twice, 3, num_workers=workers))
+        batches = list(gluon.data.DataLoader(twice, 3, num_workers=workers, prefetch=1))
         assert np.array_equal(np.concatenate([b[0].asnumpy() for b in batches]), x * 2 + 1) and len(batches) == 4
     rolled = gluon.data.BatchSampler(gluon.data.SequentialSampler(10), 4, "rollover")
     assert [list(map(len, rolled)), len(rolled), list(map(len, rolled))] == [[4, 4], 3, [4, 4, 4]]
@@ -302,7 +305,8 @@ def test_schedulers():
         [0.5, 1, *(0.1 + 0.45 * (1 + math.cos(math.pi * d)) for d in (0.25, 0.5, 0.75, 1))]
     )
     for wrong in (lambda: mx.lr_scheduler.FactorScheduler(0), lambda: mx.lr_scheduler.MultiFactorScheduler([3, 2]),
-                  lambda: mx.lr_scheduler.PolyScheduler(0), lambda: mx.lr_scheduler.FactorScheduler(1, 2.0)):  # fmt: skip
+                  lambda: mx.lr_scheduler.PolyScheduler(0),
+                  lambda: mx.lr_scheduler.FactorScheduler(1, 2.0)):  # fmt: skip
         with pytest.raises(ValueError, match="LRScheduler"):
             wrong()
 

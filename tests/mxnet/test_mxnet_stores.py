@@ -160,6 +160,7 @@ RULES = {
     "sgd momentum": ({"momentum": 0.9}, _momentum),
     "nag": ({"momentum": 0.9}, _nag),
     "adam": ({}, _adam),
+    "adam wd": ({"wd": 0.1}, lambda w, g, s, t: _adam(w, g + 0.1 * w, s, t)),
     "adagrad": ({}, _adagrad),
     "rmsprop": ({}, _rmsprop),
     "rmsprop centered": ({"centered": True}, _centered),
@@ -233,6 +234,9 @@ def test_optimizers_options():
     with pytest.raises(NotImplementedError, match="Halves on a distributed store is not part of pydist"):
         mx.kv.create("dist_sync").set_optimizer(mx.optimizer.create("halves"))
     del mx.optimizer.Optimizer.opt_registry["halves"]
+    for other in (mx.optimizer.AdaDelta(wd=0.1), mx.optimizer.RMSProp(clip_weights=1.0)):
+        with pytest.raises(NotImplementedError, match="with wd or clip_weights on a distributed store"):
+            mx.kv.create("dist_sync").set_optimizer(other)
 
 
 def small(ctx):
@@ -294,19 +298,19 @@ def test_workers_push_and_pull():
     assert run_ranks(2, work) == [(rank, 2, [7, 13], [[0] * 3, [5] * 3]) for rank in range(2)]
 
 
-def test_learning_rates_reach_the_store_of_workers():
+def test_learning_rates_and_batch_sizes_reach_the_store_of_workers():
     def work(rank):
         x = gluon.Parameter("x", shape=(1,))
         x.initialize("zeros")
         halve = mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=1.0)
         trainer = gluon.Trainer([x], "sgd", {"learning_rate": 1.0, "lr_scheduler": halve}, kvstore="dist_sync")
-        for _ in range(3):
+        for batch in (2, 2, 4):
             with autograd.record():
                 (x.data() * 1).backward()
-            trainer.step(2)
+            trainer.step(batch)
         return x.data().asscalar()
 
-    assert run_ranks(2, work) == [-1.75, -1.75]
+    assert run_ranks(2, work) == [-1.625, -1.625]
 
 
 def test_trainers_state_and_errors(tmp_path):
@@ -331,6 +335,9 @@ def test_trainers_state_and_errors(tmp_path):
         trainer.set_learning_rate(0.0)
         assert trainer.learning_rate == 0 and step() == -4.75
         if not trainer._update_on_kvstore:
+            before = whole(x.list_data()[0])
+            trainer.step(1, ignore_stale_grad=True)
+            assert whole(x.list_data()[0]) == before
             with pytest.raises(UserWarning, match="no backward"):
                 trainer.step(1)
     for wrong, error in (([3], ValueError), ("x", ValueError)):

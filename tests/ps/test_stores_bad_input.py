@@ -61,7 +61,6 @@ CALLS = [
     (lambda kv: kv.set_optimizer("sgd", lr=0.1), ValueError, "sgd has no option 'lr' .expected one of .*learning_rate"),
     (lambda kv: kv.set_optimizer(optim.LBFGS([pydist.ones(1, requires_grad=True)])), TypeError, "got LBFGS .expected one of SGD"),
     (lambda kv: kv.set_optimizer(3), TypeError, "got int"),
-    (lambda kv: kv.set_optimizer("sgd", multi_precision=True), TypeError, "multi_precision for float32 values"),
     (lambda kv: kv.set_updater(3), TypeError, "got int .expected a function"),
     (lambda kv: kv.set_gradient_compression("2bit"), TypeError, "got str"),
     (lambda kv: kv.set_gradient_compression({"type": "3bit"}), ValueError, "type is '3bit'"),

@@ -130,6 +130,16 @@ def test_multi_precision(world):
     assert run_ranks(world, wide_by_store, 9000, 5) == run_ranks(world, wide_by_hand, 9000, 5)
 
 
+def test_multi_precision_is_for_16_bits():
+    """Other values are stepped without a copy, as in MXNet."""
+    kv = ps.create("local")
+    kv.set_optimizer("sgd", learning_rate=0.5, multi_precision=True)
+    kv.init(["a", "b"], [pydist.ones(2), pydist.ones(2).half()])
+    kv.push(["a", "b"], [pydist.ones(2), pydist.ones(2).half()])
+    assert [v.tolist() for v in kv.pull(["a", "b"])] == [[0.5, 0.5]] * 2
+    assert [kv._c.states(i)[0] is None for i in range(2)] == [True, False]
+
+
 # MXNet's rules, by the formulas of its documentation in float64.
 
 

@@ -207,8 +207,8 @@ class KVStore(_Keyed):
                 item = item[0] if item else None
             if not isinstance(item, _C.Tensor):
                 raise TypeError(f"init: the value of key {name!r} is {type(item).__name__} (expected a tensor)")
-            rule = self._optimizer.rule(name) if self._optimizer else None
             # a rule that does not fit is rank 0's error; the others learn it from the store
+            rule = self._rule(name, item.dtype) if self._optimizer else None
             self._keys[name] = self._c.add(str(name), item.detach(), rule)
 
     def value(self, key):
@@ -310,9 +310,14 @@ class KVStore(_Keyed):
         chosen = _rules.read(optimizer, **options)
         if self.rank == 0:
             for name, number in self._keys.items():
-                self._c.set_rule(number, chosen.rule(name))
+                self._c.set_rule(number, self._rule(name, self._c.value(number).dtype, chosen))
         self._optimizer = chosen
         self.barrier()
+
+    def _rule(self, name, dtype, optimizer=None):
+        """That of a key. multi_precision is for 16-bit values alone, as in MXNet."""
+        rule = (optimizer or self._optimizer).rule(name)
+        return rule._replace(wide=rule.wide and rule.name != "add" and dtype in (pydist.float16, pydist.bfloat16))
 
     def set_updater(self, updater):
         """`updater(key, gradient, value)` changes the value of a store in one process ("local", "device") in place of an
