@@ -60,8 +60,7 @@ int pd_ps_workers(const pd_ps *ps) { return ps->workers; }
 
 /* ---- rules ------------------------------------------------------------------------------------------------------- */
 
-/* Maps the states of a rule that was set since the last look. */
-static pd_status learn_rule(pd_ps_key *k) {
+pd_status pd_ps_learn_rule(pd_ps_key *k) {
     if (k->ruled || !get(&k->head->ruled)) return PD_OK;
     for (int i = 0; i < PD_PS_STATES; i++)
         if (k->head->states[i]) PD_TRY(pd_ps_at(k->ps, k->head->states[i], &k->states[i]));
@@ -95,7 +94,7 @@ static pd_status set_rule(pd_ps_key *k, const pd_ps_rule *rule, double lr) {
         pd_reduce_widen(h->dtype, k->value, copy, h->n);
     }
     put(&h->ruled, 1);
-    return learn_rule(k);
+    return pd_ps_learn_rule(k);
 }
 
 pd_status pd_ps_set_rule(pd_ps_key *k, const pd_ps_rule *rule, double lr) {
@@ -109,7 +108,7 @@ const pd_ps_rule *pd_ps_rule_of(const pd_ps_key *k) { return get(&k->head->ruled
 
 pd_status pd_ps_state(pd_ps_key *k, int i, pd_dtype *dtype, void **out) {
     pd_ps_enter(k->ps);
-    pd_status status = learn_rule(k);
+    pd_status status = pd_ps_learn_rule(k);
     *dtype = k->step_dtype;
     *out = k->states[i];
     pd_ps_leave(k->ps);
@@ -346,7 +345,7 @@ static void take_back(pd_ps *ps, int n, pd_ps_key *const *keys) {
 static pd_status check_pushes(pd_ps *ps, int n, pd_ps_key *const *keys) {
     const uint64_t call = ++ps->calls;
     for (int i = 0; i < n; i++) {
-        PD_TRY(learn_rule(keys[i]));
+        PD_TRY(pd_ps_learn_rule(keys[i]));
         if (!keys[i]->ruled && ps->o.mode != PD_PS_SYNC && ps->workers > 1)
             return pd_fail(PD_E_RUNTIME,
                            "push: key '%s' has no optimizer (expected set_optimizer() before asynchronous pushes)",
@@ -401,7 +400,7 @@ pd_status pd_ps_push(pd_ps *ps, int n, pd_ps_key *const *keys, const void *const
 /* ---- pull -------------------------------------------------------------------------------------------------------- */
 
 static pd_status pull_all(pd_ps *ps, int n, pd_ps_key *const *keys, void *const *out, bool consistent) {
-    for (int i = 0; i < n; i++) PD_TRY(learn_rule(keys[i]));
+    for (int i = 0; i < n; i++) PD_TRY(pd_ps_learn_rule(keys[i]));
     if (ps->o.mode == PD_PS_SYNC) PD_TRY(end_rounds(ps, "pull", n, keys));
     for (int i = 0; i < n; i++) {
         pd_ps_key *k = keys[i];

@@ -154,18 +154,19 @@ pd_status pd_ps_lock_init(pthread_mutex_t *lock); /* one that tells when its hol
 double pd_ps_factor(const pd_ps *ps, uint64_t lag); /* of the learning rate */
 /* Applies round r of stripe i if nobody has and nobody is about to. */
 void pd_ps_stripe_round(pd_ps_key *k, int64_t i, uint64_t r);
-/* Applies push number `seq` of a worker wherever it is not applied yet. */
+/* Applies push number `seq` of a worker wherever it is not applied yet. The rule has been learnt. */
 pd_status pd_ps_apply(pd_ps_key *k, int contributor, uint64_t seq);
 /* Copies the value to `out`; *version: that of its first stripe. */
 pd_status pd_ps_read(pd_ps_key *k, char *out, bool consistent, uint64_t *version);
 /* Apply this worker's last push without locks: that of the only worker, and in HOGWILD. */
-void pd_ps_apply_alone(pd_ps_key *k, const void *in);
-void pd_ps_apply_unlocked(pd_ps_key *k, const void *in);
+void pd_ps_apply_alone(pd_ps_key *k, const char *in);
+void pd_ps_apply_unlocked(pd_ps_key *k, const char *in);
 void pd_ps_count_lag(pd_ps_key *k, int who, uint64_t lag);
 void pd_ps_count_worker_lag(pd_ps *ps, int who, uint64_t lag);
 
 /* ---- ps.c ---- */
 pd_status pd_ps_check_open(const pd_ps *ps);
+pd_status pd_ps_learn_rule(pd_ps_key *k); /* maps the states of a rule that was set since the last look */
 bool pd_ps_is_finite(pd_dtype t, const void *p, int64_t n);
 
 /* ---- table.c ---- */

@@ -57,7 +57,7 @@ pd_status pd_ps_lock_init(pthread_mutex_t *lock) {
 /* ---- one update -------------------------------------------------------------------------------------------------- */
 
 typedef struct update {
-    const char *in[PD_PS_WORKERS]; /* the gradients, as long as the key */
+    const char *const *in; /* `count` gradients, as long as the key */
     int count;
     double scale, lr;
 } update;
@@ -213,7 +213,8 @@ static pd_status lock(pd_ps_key *k, int64_t i) {
 
 void pd_ps_stripe_round(pd_ps_key *k, int64_t i, uint64_t r) {
     stripe *s = stripe_at(k, i);
-    update u = {0};
+    const char *in[PD_PS_WORKERS];
+    update u = {.in = in};
     if (get(&s->version) >= r) return;
     int e = pthread_mutex_trylock(&s->lock);
     if (e == EOWNERDEAD) mend(k, i);
@@ -224,7 +225,7 @@ void pd_ps_stripe_round(pd_ps_key *k, int64_t i, uint64_t r) {
             const push *p = &k->pushes[w];
             if (pushed(k, w) < r) continue;
             if (!first) first = p;
-            u.in[u.count++] = k->slots + (size_t)w * k->head->slot_bytes;
+            in[u.count++] = k->slots + (size_t)w * k->head->slot_bytes;
         }
         u.lr = get_number(&first->lr);
         u.scale = get_number(&first->rescale) * (k->ps->o.mean ? 1.0 / u.count : 1.0);
@@ -268,7 +269,8 @@ static pd_status walk(pd_ps_key *k, int who, uint64_t seq, int64_t i, bool held)
     const int64_t mine = held ? i : -1; /* not to be unlocked */
     int64_t locked = held ? i : -1;
     const push *p = &k->pushes[who];
-    update u = {.in = {k->slots + (size_t)who * k->head->slot_bytes}, .count = 1};
+    const char *in = k->slots + (size_t)who * k->head->slot_bytes;
+    update u = {.in = &in, .count = 1};
     pd_status status = PD_OK;
     for (; i < k->head->stripes; i++) {
         if (locked != i) {
@@ -307,18 +309,18 @@ pd_status pd_ps_read(pd_ps_key *k, char *out, bool consistent, uint64_t *version
 
 /* ---- without locks ----------------------------------------------------------------------------------------------- */
 
-static update last_push(pd_ps_key *k, const void *in) {
+static update last_push(pd_ps_key *k, const char *const *in) {
     const push *p = &k->pushes[k->ps->rank];
-    return (update){.in = {in}, .count = 1, .scale = get_number(&p->rescale), .lr = get_number(&p->lr)};
+    return (update){.in = in, .count = 1, .scale = get_number(&p->rescale), .lr = get_number(&p->lr)};
 }
 
-void pd_ps_apply_alone(pd_ps_key *k, const void *in) {
-    update u = last_push(k, in);
+void pd_ps_apply_alone(pd_ps_key *k, const char *in) {
+    const update u = last_push(k, &in);
     for (int64_t i = 0; i < k->head->stripes; i++) write_pieces(k, i, &u, (standing){.seq = k->sent});
 }
 
-void pd_ps_apply_unlocked(pd_ps_key *k, const void *in) {
-    update u = last_push(k, in);
+void pd_ps_apply_unlocked(pd_ps_key *k, const char *in) {
+    update u = last_push(k, &in);
     if (!k->head->n) return;
     u.lr *= pd_ps_factor(k->ps, lag_of(k, k->ps->rank, k->sent));
     const uint64_t number = get(&k->head->steps) + 1 + atomic_fetch_add(&stripe_at(k, 0)->version, 1);

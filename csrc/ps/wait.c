@@ -20,8 +20,10 @@ void pd_ps_leave(pd_ps *ps) { pthread_mutex_unlock(&ps->lock); }
 
 /* Finishes what a worker that has gone has pushed. */
 static pd_status settle(pd_ps *ps, int w) {
-    for (size_t i = 0; i < ps->nkeys && ps->o.mode == PD_PS_ASYNC; i++)
+    for (size_t i = 0; i < ps->nkeys && ps->o.mode == PD_PS_ASYNC; i++) {
+        PD_TRY(pd_ps_learn_rule(ps->keys[i]));
         PD_TRY(pd_ps_apply(ps->keys[i], w, pushed(ps->keys[i], w)));
+    }
     for (size_t i = 0; i < ps->ntables && ps->o.mode == PD_PS_ASYNC; i++) PD_TRY(pd_table_settle(ps->tables[i], w));
     ps->settled[w] = true;
     return PD_OK;

@@ -61,7 +61,7 @@ def ours():
     return {name for name in os.listdir("/dev/shm") if name.startswith(PREFIX)}
 
 
-@pytest.mark.parametrize("more", ["", ", asynchronous=False"])
+@pytest.mark.parametrize("more", ["", pytest.param(", asynchronous=False", marks=pytest.mark.slow)])
 def test_a_restart_goes_on_from_memory(tmp_path, more):
     """From the step before the death, not from the last one on the disk, and to the same bits."""
     before = ours()

@@ -934,6 +934,7 @@ def test_a_forked_child_has_no_groups():
 # Allocations that fail, and what is left.
 
 
+@pytest.mark.slow
 @also_apart
 def test_every_allocation_of_init_may_fail():
     """Rank 1's N-th allocation fails: it gets MemoryError, rank 0 an error that says so, and the next init works."""
@@ -952,6 +953,7 @@ def test_every_allocation_of_init_may_fail():
     outputs(processes(2, script, prelude=PRELUDE + FAULTS))
 
 
+@pytest.mark.slow
 @also_apart
 def test_every_allocation_of_a_segment_may_fail():
     script = """

@@ -21,12 +21,22 @@ from lib.crashes import wait_for
 from lib.processes import within
 from lib.shard_deaths import descriptors, found_by, start
 from lib.steps import join
-from pydist import _C
+from pydist import _C, optim
 from pydist import distributed as dist
 from pydist.distributed import ps
 
 SIZES = {"small": 3, "pieces": 9000, "stripes": 2 * (1 << 18) + 5000}
 PUSHES, VICTIM = 6, 1
+
+
+def after_adam(steps):
+    """9000 zeros after so many steps with gradients of 1."""
+    value = pydist.zeros(9000, requires_grad=True)
+    opt = optim.Adam([value])
+    for _ in range(steps):
+        value.grad = pydist.ones(9000)
+        opt.step()
+    return value.detach()
 
 
 def job(rank, say, folder, mode, world, point):
@@ -40,6 +50,11 @@ def job(rank, say, folder, mode, world, point):
     table = ps.EmbeddingTable("t", 10**6, 4, optimizer="sgd", init="zeros", kvstore=kv, learning_rate=-1.0)
     ids = pydist.arange(0, 10**6, 3700)
     rows = pydist.ones(len(ids), 4)
+    alone = ps.create(
+        mode, on_death="continue"
+    )  # the victim pushes to it, and nobody else looks at it before its death
+    alone.init("w", pydist.zeros(9000))
+    alone.set_optimizer(optim.Adam([pydist.zeros(1, requires_grad=True)]))
     log = os.open(os.path.join(folder, f"log-{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     kv.barrier()
     if rank == VICTIM:
@@ -51,6 +66,8 @@ def job(rank, say, folder, mode, world, point):
         if mode == "dist_sync":
             kv._c.pull(list(range(len(SIZES))), [None] * len(SIZES), False)
         table.push(ids, rows)
+        if mode == "dist_async" and rank == VICTIM:
+            alone.push("w", pydist.ones(9000))
         if mode == "dist_sync":
             table.lookup(ids)
         os.write(log, b"a")
@@ -66,10 +83,14 @@ def job(rank, say, folder, mode, world, point):
         time.sleep(0.002)
     died = time.monotonic()
     kv._c.settle()
+    alone._c.settle()
+    if not (alone.value("w") == after_adam(alone.version("w"))).all():
+        raise AssertionError(f"version {alone.version('w')} is not that of Adam: {alone.value('w')[:3]}")
     values = [kv.value(k) for k in SIZES] + [table.lookup(ids)]
     found = {"low": [v.min().item() for v in values], "high": [v.max().item() for v in values]}
     found["seconds"], found["metrics"] = time.monotonic() - died, kv.metrics()
-    del values, table, kv
+    found["alone"] = alone.version("w")
+    del values, table, kv, alone
     open(os.path.join(folder, f"closed-{rank}"), "w").close()  # the last one to close it frees the memory
     while not all(os.path.exists(os.path.join(folder, f"closed-{w}")) for w in others):
         time.sleep(0.002)
@@ -104,6 +125,7 @@ def one(folder, mode, world, point, seconds=0.0):
         if not all(low == high for low, high in zip(found["low"], found["high"], strict=True)):
             sys.exit(f"{folder}: a push is applied in part: {found}")
         counts = {low - others for low in found["low"]}  # the keys of a call, and the table
+        counts |= {found["alone"]} if mode == "dist_async" else set()
         if len(set(found["low"][:-1])) != 1 or not counts <= {acked, begun}:
             sys.exit(f"{folder}: {found['low']} (expected {others} and {acked} acknowledged of {begun} pushes)")
         if found["left"] or found["seconds"] > within(2):

@@ -93,7 +93,7 @@ def tried(name, function, names, mesh, place):
         (pydist.linalg, 2),
         (pydist.special, 20),
         (nn.functional, 70),
-        (pydist.Tensor, 300),
+        pytest.param(pydist.Tensor, 300, marks=pytest.mark.slow),
     ],
     ids=["pydist", "linalg", "special", "functional", "Tensor"],
 )

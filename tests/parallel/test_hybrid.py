@@ -119,7 +119,7 @@ def ranks_of(way):
     return int(np.prod([way.get(name, 1) for name in ("pp", "dp", "cp", "tp")]))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(w, marks=pytest.mark.slow) if "again" in w else w for w in WAYS])
 def test_a_llama(way):
     way = WAYS[way]
     seen, parameters = alone()

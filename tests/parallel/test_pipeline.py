@@ -446,6 +446,7 @@ def test_a_failure_before_the_first_action():
     assert run_ranks(2, work) == [False, True]
 
 
+@pytest.mark.slow
 def test_ranks_that_die(tmp_path):
     """At any action, of several schedules: all others raise PeerFailed within a second, and say at which stage and
     microbatch they were; nothing is left of them. FULL_DEATHS: so many deaths."""

@@ -118,7 +118,7 @@ def pass_of(rank, plan, saved, steps):
 
 
 @pytest.mark.filterwarnings("ignore:shuffle after batch")
-@pytest.mark.parametrize("plan", [numbered_plan, streamed_plan])
+@pytest.mark.parametrize("plan", [numbered_plan, pytest.param(streamed_plan, marks=pytest.mark.slow)])
 def test_a_pass_goes_on_with_another_number_of_ranks(plan):
     """Shows 14: with the same rows, bit for bit, in new processes."""
     whole = pass_of(0, plan, None, None)[0]

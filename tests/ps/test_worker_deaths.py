@@ -42,6 +42,7 @@ def test_a_synchronous_training_goes_on_with_its_bits(tmp_path):
     assert f"{times} trainings" in deaths("resumes", 0, times, tmp_path, seconds=300 if LONG else 60)
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_waited_for_and_named(tmp_path):
     assert "clock: rank 0 has waited" in deaths("stops", tmp_path / "job", PYDIST_WARN="0.2")
 

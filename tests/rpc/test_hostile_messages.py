@@ -87,7 +87,7 @@ def works_again(calls):
                 raise
 
 
-@pytest.mark.parametrize("what", ["send", pytest.param("recv", marks=pytest.mark.slow), "malloc"])
+@pytest.mark.parametrize("what", [*(pytest.param(w, marks=pytest.mark.slow) for w in ("send", "recv")), "malloc"])
 def test_what_fails_once(what):
     """A connection that breaks is made again; a message that was lost, or for which there was no memory, is an error of its
     call: no fault may cost more than three calls. Rank 1 has the faults, as rank 0's process also has the control
