@@ -34,12 +34,21 @@ void pd_row_make(pd_table *t, int64_t id) {
     atomic_fetch_or(&bits_of(t)[id >> 6], (uint64_t)1 << (id & 63));
 }
 
-/* One step of a row by the gradient scale * g. */
-void pd_row_step(const pd_table *t, int64_t id, const float *g, float scale, double lr, uint64_t number) {
+row_step pd_row_step_of(const pd_table *t, float scale, double lr, uint64_t number) {
+    const pd_table_options *o = &t->head->o;
+    row_step c = {.scale = scale, .rate = (float)lr, .by = (float)lr, .root = 1};
+    if (o->rule == PD_TABLE_ADAM) {
+        c.by = (float)(lr / (1.0 - pow(o->numbers[0], (double)number)));
+        c.root = (float)sqrt(1.0 - pow(o->numbers[1], (double)number));
+    }
+    return c;
+}
+
+void pd_row_run(const pd_table *t, int64_t id, const float *g, const row_step *c) {
     const pd_table_options *o = &t->head->o;
     float *restrict p = row_at(t, id), *restrict s = states_at(t, id);
     const int n = t->dim;
-    const float rate = (float)lr;
+    const float rate = c->rate, scale = c->scale;
     if (o->rule == PD_TABLE_SGD) {
         const float decay = (float)o->numbers[0];
         for (int i = 0; i < n; i++) p[i] -= rate * (scale * g[i] + decay * p[i]);
@@ -55,8 +64,7 @@ void pd_row_step(const pd_table *t, int64_t id, const float *g, float scale, dou
         for (int i = 0; i < n; i++) p[i] -= by * (scale * g[i] + decay * p[i]);
     } else if (o->rule == PD_TABLE_ADAM) {
         const float b1 = (float)o->numbers[0], b2 = (float)o->numbers[1], eps = (float)o->numbers[2];
-        const float decay = (float)o->numbers[3], root = (float)sqrt(1.0 - pow(o->numbers[1], (double)number));
-        const float by = (float)(lr / (1.0 - pow(o->numbers[0], (double)number)));
+        const float decay = (float)o->numbers[3], root = c->root, by = c->by;
         float *restrict m = s, *restrict v = s + n;
         for (int i = 0; i < n; i++) {
             const float d = scale * g[i] + decay * p[i];
@@ -92,13 +100,11 @@ void pd_row_say(position *p, uint64_t at) {
     point();
 }
 
-/* Makes one step of a row such that a death in the middle can be taken back. `at`: where the position stands. */
-void pd_row_update(pd_table *t, position *p, char *undo, uint64_t at, int64_t id, const float *g, float scale,
-                       double lr, uint64_t number) {
+void pd_row_update(pd_table *t, position *p, char *undo, uint64_t at, int64_t id, const float *g, const row_step *c) {
     pd_row_make(t, id);
     keep_row(t, id, undo, false);
     pd_row_say(p, at | 1);
-    pd_row_step(t, id, g, scale, lr, number);
+    pd_row_run(t, id, g, c);
     pd_row_say(p, at + 2);
 }
 

@@ -224,13 +224,17 @@ static void run_part(pd_table *t, int p, uint64_t r) {
     else if (e) return;
     if (get(&q->version) < r) {
         const slot *first = part_of(t, p, r, &m);
-        const double lr = get_number(&first->lr);
         const float scale = (float)(get_number(&first->rescale) * (t->ps->o.mean ? 1.0 / m.n : 1.0));
+        const row_step c = pd_row_step_of(t, scale, get_number(&first->lr), r + get(&t->head->version_before));
         if (get(&q->position.at) >> 32 != r) pd_row_say(&q->position, r << 32);
-        const uint64_t number = r + get(&t->head->version_before);
-        for (uint64_t k = 0; next_row(t, &m, &id, sum); k++)
-            if (k >= (get(&q->position.at) & UINT32_MAX) / 2)
-                pd_row_update(t, &q->position, part_undo(t, p), r << 32 | k * 2, id, sum, scale, lr, number);
+        for (uint64_t k = 0; next_row(t, &m, &id, sum); k++) {
+            if (t->ps->workers == 1) { /* nobody would go on after its death */
+                pd_row_make(t, id);
+                pd_row_run(t, id, sum, &c);
+            } else if (k >= (get(&q->position.at) & UINT32_MAX) / 2) {
+                pd_row_update(t, &q->position, part_undo(t, p), r << 32 | k * 2, id, sum, &c);
+            }
+        }
         put(&q->version, r);
     }
     pthread_mutex_unlock(&q->mutex);
@@ -310,19 +314,19 @@ static pd_status apply(pd_table *t, int w) {
     if (get(&s->applied) == seq) return PD_OK;
     const uint64_t version = pd_table_version(t), since = version - get(&s->base), own = get(&s->own);
     const uint64_t lag = since > own ? since - own : 0;
-    const double lr = get_number(&s->lr) * pd_ps_factor(t->ps, lag);
-    const float scale = (float)get_number(&s->rescale);
+    const row_step c = pd_row_step_of(t, (float)get_number(&s->rescale), get_number(&s->lr) * pd_ps_factor(t->ps, lag),
+                                      version + 1);
     if (get(&s->position.at) >> 32 != seq) pd_row_say(&s->position, seq << 32);
     for (uint64_t k = (get(&s->position.at) & UINT32_MAX) / 2; k < count; k++) {
         const int64_t id = ids_of(t, s)[k];
         const float *g = grads_of(t, s) + k * (uint64_t)t->dim;
         if (t->ps->o.mode == PD_PS_HOGWILD) {
             pd_row_make(t, id);
-            pd_row_step(t, id, g, scale, lr, version + 1);
+            pd_row_run(t, id, g, &c);
             continue;
         }
         PD_TRY(lock_row(t, id));
-        pd_row_update(t, &s->position, undo_of(s), seq << 32 | k * 2, id, g, scale, lr, version + 1);
+        pd_row_update(t, &s->position, undo_of(s), seq << 32 | k * 2, id, g, &c);
         pthread_mutex_unlock(&lock_of(t, id)->mutex);
     }
     put(&s->applied, seq);

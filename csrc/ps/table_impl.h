@@ -70,11 +70,12 @@ static inline size_t pages(size_t bytes) { return (bytes + PAGE - 1) & ~(PAGE - 
 /* ---- rows.c ---- */
 void pd_row_start(const pd_table *t, int64_t id, float *out); /* what a row is before its first update */
 void pd_row_make(pd_table *t, int64_t id);                    /* writes that, unless the row exists */
-/* One step of a row by the gradient scale * g; `number` counts steps from 1. */
-void pd_row_step(const pd_table *t, int64_t id, const float *g, float scale, double lr, uint64_t number);
+/* What all rows of a push or round have in common: `number` counts steps from 1. */
+typedef struct row_step { float scale, rate, by, root; } row_step;
+row_step pd_row_step_of(const pd_table *t, float scale, double lr, uint64_t number);
+void pd_row_run(const pd_table *t, int64_t id, const float *g, const row_step *c); /* one step, by c->scale * g */
 /* The same for a row that may not exist, such that a death in the middle can be taken back. `at`: where p stands. */
-void pd_row_update(pd_table *t, position *p, char *undo, uint64_t at, int64_t id, const float *g, float scale,
-                   double lr, uint64_t number);
+void pd_row_update(pd_table *t, position *p, char *undo, uint64_t at, int64_t id, const float *g, const row_step *c);
 void pd_row_mend(const pd_table *t, position *p, char *undo); /* takes back what a dead worker was writing */
 void pd_row_say(position *p, uint64_t at);
 
