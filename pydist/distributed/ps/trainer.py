@@ -91,33 +91,26 @@ class Trainer:
         return create(kvstore or "device", **options, **({"reduce": reduce} if reduce else {}))
 
     def _place(self, compression_params):
-        """Puts the parameters into the store."""
-        self._own = None
+        """Gives every worker rank 0's parameters, and puts them where they are stepped."""
+        values, self._own = [p.detach() for p in self._params], None
         if isinstance(self._store, _ReducedStore):
-            for name, param in zip(self._names, self._params):
-                self._store.broadcast(name, param, param)
-        if not self._on_store:  # a store of one process steps what each worker has
-            self._own = create("local") if isinstance(self._store, _ReducedStore) else create("local")
-            self._own.set_optimizer(self._rule)
-            self._own.init(self._names, [p.detach() for p in self._params])
-        if isinstance(self._store, _ReducedStore):
-            return
-        if compression_params:
-            self._store.set_gradient_compression(compression_params)
-        if self._on_store:
-            self._store.set_optimizer(self._rule)
-        self._store.init(self._names, [p.detach() for p in self._params])
-        self._numbers = [self._store._of("Trainer", name) for name in self._names]
-        self._shares, self._nothing = self._on_store and self._store.mode != "async", [None] * len(self._names)
-        if self._shares:
-            for name, param in zip(self._names, self._params):
-                param.data = self._store.value(name)
+            self._store.broadcast(self._names, values, values)
         else:
-            self._pull(self._store)
-        if self._own:
-            self._pull(self._store)
-            for name, param in zip(self._names, self._params):
-                self._own.value(name).copy_(param.detach())
+            if compression_params:
+                self._store.set_gradient_compression(compression_params)
+            if self._on_store:
+                self._store.set_optimizer(self._rule)
+            self._store.init(self._names, values)
+            self._store.pull(self._names, values)
+        if not self._on_store:  # a store of this process alone steps what each worker has
+            self._own = create("local")
+            self._own.set_optimizer(self._rule)
+            self._own.init(self._names, values)
+            return
+        self._numbers = [self._store._of("Trainer", name) for name in self._names]
+        self._shares, self._nothing = self._store.mode != "async", [None] * len(self._names)
+        for name, param in zip(self._names, self._params) if self._shares else ():
+            param.data = self._store.value(name)
 
     def _pull(self, store):
         store.pull(self._names, [p.detach() for p in self._params])
