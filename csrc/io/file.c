@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -88,9 +87,7 @@ pd_status pd_file_trace(bool on, char **out, size_t *bytes) {
 
 /* Before each call that changes the disk. The process ends as if its power were cut: nothing is flushed or closed by
    it. */
-static void changes(void) {
-    pd_fault_end_process(PD_FAULT_KILL);
-}
+static void changes(void) { pd_fault_end_process(PD_FAULT_KILL); }
 
 #define RETRY(call)                         \
     __extension__({                         \

@@ -104,8 +104,6 @@ pd_status pd_ps_set_rule(pd_ps_key *k, const pd_ps_rule *rule, double lr) {
     return PD_TRAIL(status);
 }
 
-const pd_ps_rule *pd_ps_rule_of(const pd_ps_key *k) { return get(&k->head->ruled) ? &k->head->rule : NULL; }
-
 pd_status pd_ps_state(pd_ps_key *k, int i, pd_dtype *dtype, void **out) {
     pd_ps_enter(k->ps);
     pd_status status = pd_ps_learn_rule(k);
@@ -285,6 +283,15 @@ bool pd_ps_is_finite(pd_dtype t, const void *p, int64_t n) {
     return true;
 }
 
+pd_status pd_ps_refuse_gradient(pd_ps *ps, const char *what, const char *name) {
+    atomic_fetch_add(&worker_at(ps, ps->rank)->refused, 1);
+    if (ps->o.guard == PD_PS_SKIP) return PD_OK;
+    return pd_fail(PD_E_VALUE,
+                   "push: the gradient of %s '%s' has elements that are not finite (expected finite ones, nan=\"skip\" "
+                   "or nan=\"apply\")",
+                   what, name);
+}
+
 /* Copies a gradient to the slot, if there is one and it does not lie there already. *skip: it is not finite, and is not
    to be applied. */
 static pd_status take_gradient(pd_ps_key *k, const char *in, char *slot, bool *skip) {
@@ -297,14 +304,7 @@ static pd_status take_gradient(pd_ps_key *k, const char *in, char *slot, bool *s
         if (ps->o.guard != PD_PS_APPLY) finite &= pd_ps_is_finite(k->head->dtype, in + (size_t)at * size, n);
     }
     *skip = !finite;
-    if (finite) return PD_OK;
-    atomic_fetch_add(&worker_at(ps, ps->rank)->refused, 1);
-    if (ps->o.guard == PD_PS_SKIP) return PD_OK;
-    return pd_fail(
-        PD_E_VALUE,
-        "push: the gradient of key '%s' has elements that are not finite (expected finite ones, nan=\"skip\" or "
-        "nan=\"apply\")",
-        k->name);
+    return finite ? PD_OK : pd_ps_refuse_gradient(ps, "key", k->name);
 }
 
 /* Makes a push that counts once its call commits. */

@@ -58,7 +58,6 @@ void *pd_ps_slot(const pd_ps_key *k);           /* where this worker's gradient 
 /* The step that follows each sum, with its learning rate, and the states that it needs. Rank 0 calls it; before the
    first push. */
 pd_status pd_ps_set_rule(pd_ps_key *k, const pd_ps_rule *rule, double lr);
-const pd_ps_rule *pd_ps_rule_of(const pd_ps_key *k);
 /* State `i` of the rule (kernels.h names m, v, w; before them the float32 copy, if it has one); NULL: there is none. */
 pd_status pd_ps_state(pd_ps_key *k, int i, pd_dtype *dtype, void **out);
 void pd_ps_set_lr(pd_ps_key *k, double lr); /* every push from now on takes it along */

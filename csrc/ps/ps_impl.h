@@ -33,6 +33,16 @@ static inline void put_number(word *w, double d) {
     put(w, v);
 }
 
+/* A store after which others, or who comes after a death, see what was written before; tests kill the process around
+   it. */
+static inline void pd_ps_point(void) { pd_fault_end_process(PD_FAULT_STRIPE); }
+static inline void pd_ps_say(word *w, uint64_t v) {
+    pd_ps_point();
+    put(w, v);
+    atomic_thread_fence(memory_order_seq_cst); /* what follows is not written before */
+    pd_ps_point();
+}
+
 typedef uint64_t place; /* chunk << 40 | byte; 0: none */
 
 /* One worker in the store's memory. Only it writes its cells, but for `gone`. */
@@ -134,7 +144,6 @@ pd_status pd_ps_open_memory(pd_ps *ps);
 pd_status pd_ps_publish(pd_ps *ps, const char *kind, const char *name, const void *data, size_t bytes);
 pd_status pd_ps_fetch(pd_ps *ps, const char *kind, const char *name, void *data, size_t bytes);
 void pd_ps_refuse(pd_ps *ps, const char *kind, const char *name); /* the others get this thread's error */
-
 void pd_ps_close_memory(pd_ps *ps); /* the last worker that is there frees the memory for good */
 
 /* ---- stripe.c ---- */
@@ -168,6 +177,8 @@ void pd_ps_count_worker_lag(pd_ps *ps, int who, uint64_t lag);
 pd_status pd_ps_check_open(const pd_ps *ps);
 pd_status pd_ps_learn_rule(pd_ps_key *k); /* maps the states of a rule that was set since the last look */
 bool pd_ps_is_finite(pd_dtype t, const void *p, int64_t n);
+/* Counts a gradient that is not finite. PD_OK: it is left out; what: "key", "table". */
+pd_status pd_ps_refuse_gradient(pd_ps *ps, const char *what, const char *name);
 
 /* ---- table.c ---- */
 pd_status pd_table_settle(pd_table *t, int worker); /* finishes the last push of one that has gone */
@@ -175,7 +186,7 @@ void pd_table_free(pd_table *t);
 const char *pd_table_name(const pd_table *t);
 
 /* ---- wait.c ---- */
-/* Waits until done(k, ctx). `for_whom` writes the workers that it waits for, at most `size` bytes. */
+/* Waits until done(ps, ctx); lacks(ps, ctx, worker) says whether it waits for that worker. */
 typedef struct wait {
     bool (*done)(pd_ps *ps, void *ctx); /* may do some of the work that it waits for */
     bool (*lacks)(pd_ps *ps, void *ctx, int worker);
@@ -188,6 +199,9 @@ pd_status pd_ps_wait(pd_ps *ps, const wait *w);
 pd_status pd_ps_interrupted(pd_ps *ps);
 void pd_ps_tick(pd_ps *ps);
 pd_status pd_ps_check_workers(pd_ps *ps); /* learns who has gone, finishes their pushes */
+/* Takes a lock of the shared memory. *died: its last holder has, so what it guards has to be mended before
+   pthread_mutex_consistent. PD_E_TIMEOUT, PD_E_PYTHON: it is not taken. */
+pd_status pd_ps_lock(pd_ps *ps, pthread_mutex_t *lock, bool *died);
 void pd_ps_enter(pd_ps *ps); /* takes the store's lock: one call at a time */
 void pd_ps_leave(pd_ps *ps);
 

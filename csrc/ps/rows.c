@@ -4,8 +4,6 @@
 #include "base/rng.h"
 #include "ps/table_impl.h"
 
-static void point(void) { pd_fault_end_process(PD_FAULT_STRIPE); }
-
 void pd_row_start(const pd_table *t, int64_t id, float *out) {
     const pd_table_options *o = &t->head->o;
     if (o->start == PD_TABLE_ZEROS) {
@@ -93,19 +91,12 @@ static void keep_row(const pd_table *t, int64_t id, char *undo, bool back) {
     else memcpy(p, undo + 8, row), memcpy(s, undo + 8 + row, states);
 }
 
-void pd_row_say(position *p, uint64_t at) {
-    point();
-    put(&p->at, at);
-    atomic_thread_fence(memory_order_seq_cst); /* what follows is not written before */
-    point();
-}
-
 void pd_row_update(pd_table *t, position *p, char *undo, uint64_t at, int64_t id, const float *g, const row_step *c) {
     pd_row_make(t, id);
     keep_row(t, id, undo, false);
-    pd_row_say(p, at | 1);
+    pd_ps_say(&p->at, at | 1);
     pd_row_run(t, id, g, c);
-    pd_row_say(p, at + 2);
+    pd_ps_say(&p->at, at + 2);
 }
 
 void pd_row_mend(const pd_table *t, position *p, char *undo) {
@@ -114,5 +105,5 @@ void pd_row_mend(const pd_table *t, position *p, char *undo) {
     if (!(at & 1)) return;
     memcpy(&id, undo, 8);
     keep_row(t, id, undo, true);
-    pd_row_say(p, at & ~(uint64_t)1);
+    pd_ps_say(&p->at, at & ~(uint64_t)1);
 }

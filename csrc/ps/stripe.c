@@ -34,15 +34,7 @@ static standing unpack(uint64_t w) {
                       (int)(w >> (SEQ_BITS + WHO_BITS) & who), (int)(w >> SEQ_BITS & who), SEQ(w)};
 }
 
-/* A place where a test kills the process. */
-static void point(void) { pd_fault_end_process(PD_FAULT_STRIPE); }
-
-static void say(stripe *s, standing x) {
-    point();
-    put(&s->now, pack(x));
-    atomic_thread_fence(memory_order_seq_cst); /* what follows is not written before */
-    point();
-}
+static void say(stripe *s, standing x) { pd_ps_say(&s->now, pack(x)); }
 
 pd_status pd_ps_lock_init(pthread_mutex_t *lock) {
     pthread_mutexattr_t a;
@@ -126,7 +118,7 @@ static void finish(pd_ps_key *k, stripe *s, standing x) {
         put(&s->applied[x.who], pushed(k, x.who));
         for (int w = 0; w < k->ps->workers; w++) version += get(&s->applied[w]);
     }
-    point();
+    pd_ps_point();
     put(&s->version, version);
     x.state = FREE;
     say(s, x);
@@ -175,36 +167,21 @@ static void mend(pd_ps_key *k, int64_t i) {
 static void unlock(pd_ps_key *k, int64_t i) { pthread_mutex_unlock(&stripe_at(k, i)->lock); }
 static pd_status walk(pd_ps_key *k, int who, uint64_t seq, int64_t i, bool held);
 
-static pd_status wait_for_lock(pd_ps_key *k, int64_t i, int *e) {
-    stripe *s = stripe_at(k, i);
-    const int64_t start = pd_os_now();
-    while ((*e = pd_os_lock_robust(&s->lock, PD_SLICE_NS)) == EBUSY) {
-        PD_TRY(pd_ps_interrupted(k->ps));
-        if (pd_os_now() - start > k->ps->timeout_ns)
-            return pd_fail(PD_E_TIMEOUT,
-                           "push: rank %d waited %.1f s for rank %d, which updates elements from %lld on of key '%s'",
-                           k->ps->rank, (double)k->ps->timeout_ns * 1e-9, unpack(get(&s->now)).saver,
-                           (long long)(i * STRIPE), k->name);
-    }
-    return PD_OK;
-}
-
 /* Locks stripe i. If its last holder has died in the middle of a push, that push is applied first. */
 static pd_status lock(pd_ps_key *k, int64_t i) {
     stripe *s = stripe_at(k, i);
-    int e = pthread_mutex_trylock(&s->lock);
-    if (e == EBUSY) {
-        void *token = pd_host_release();
-        pd_status status = wait_for_lock(k, i, &e);
-        pd_host_acquire(token);
-        PD_TRY(status);
-    }
-    if (e == 0) return PD_OK;
-    if (e != EOWNERDEAD) return pd_fail(PD_E_OS, "push: the lock of key '%s' failed: %s", k->name, strerror(e));
+    bool died;
+    pd_status status = pd_ps_lock(k->ps, &s->lock, &died);
+    if (status == PD_E_TIMEOUT)
+        return pd_fail(PD_E_TIMEOUT,
+                       "push: rank %d waited %.1f s for rank %d, which updates elements from %lld on of key '%s'",
+                       k->ps->rank, (double)k->ps->timeout_ns * 1e-9, unpack(get(&s->now)).saver,
+                       (long long)(i * STRIPE), k->name);
+    if (status || !died) return status;
     mend(k, i);
     standing x = unpack(get(&s->now));
     const uint64_t seq = pushed(k, x.who);
-    pd_status status = SEQ(seq) == x.seq ? walk(k, x.who, seq, i, true) : PD_OK;
+    status = SEQ(seq) == x.seq ? walk(k, x.who, seq, i, true) : PD_OK;
     if (status) unlock(k, i);
     return status;
 }

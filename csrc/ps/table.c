@@ -226,7 +226,7 @@ static void run_part(pd_table *t, int p, uint64_t r) {
         const slot *first = part_of(t, p, r, &m);
         const float scale = (float)(get_number(&first->rescale) * (t->ps->o.mean ? 1.0 / m.n : 1.0));
         const row_step c = pd_row_step_of(t, scale, get_number(&first->lr), r + get(&t->head->version_before));
-        if (get(&q->position.at) >> 32 != r) pd_row_say(&q->position, r << 32);
+        if (get(&q->position.at) >> 32 != r) pd_ps_say(&q->position.at, r << 32);
         for (uint64_t k = 0; next_row(t, &m, &id, sum); k++) {
             if (t->ps->workers == 1) { /* nobody would go on after its death */
                 pd_row_make(t, id);
@@ -279,12 +279,9 @@ static lock *lock_of(const pd_table *t, int64_t id) {
 
 static pd_status lock_row(pd_table *t, int64_t id) {
     lock *l = lock_of(t, id);
-    int e = pthread_mutex_trylock(&l->mutex);
-    while (e == EBUSY) {
-        e = pd_os_lock_robust(&l->mutex, PD_SLICE_NS);
-        if (e == EBUSY) PD_TRY(pd_ps_interrupted(t->ps));
-    }
-    if (e != EOWNERDEAD) return PD_OK;
+    bool died;
+    PD_TRY(pd_ps_lock(t->ps, &l->mutex, &died));
+    if (!died) return PD_OK;
     for (int w = 0; w < t->ps->workers; w++) { /* a row under this lock that a dead worker was writing */
         slot *s = slot_at(t, w);
         int64_t row;
@@ -316,7 +313,7 @@ static pd_status apply(pd_table *t, int w) {
     const uint64_t lag = since > own ? since - own : 0;
     const row_step c = pd_row_step_of(t, (float)get_number(&s->rescale), get_number(&s->lr) * pd_ps_factor(t->ps, lag),
                                       version + 1);
-    if (get(&s->position.at) >> 32 != seq) pd_row_say(&s->position, seq << 32);
+    if (get(&s->position.at) >> 32 != seq) pd_ps_say(&s->position.at, seq << 32);
     for (uint64_t k = (get(&s->position.at) & UINT32_MAX) / 2; k < count; k++) {
         const int64_t id = ids_of(t, s)[k];
         const float *g = grads_of(t, s) + k * (uint64_t)t->dim;
@@ -336,9 +333,9 @@ static pd_status apply(pd_table *t, int w) {
 }
 
 pd_status pd_table_settle(pd_table *t, int w) {
-    int e;
-    while ((e = pd_os_lock_robust(t->settling, PD_SLICE_NS)) == EBUSY) PD_TRY(pd_ps_interrupted(t->ps));
-    if (e == EOWNERDEAD) pthread_mutex_consistent(t->settling);
+    bool died;
+    PD_TRY(pd_ps_lock(t->ps, t->settling, &died));
+    if (died) pthread_mutex_consistent(t->settling);
     pd_status status = apply(t, w);
     pthread_mutex_unlock(t->settling);
     return status;
@@ -356,12 +353,7 @@ static pd_status push_rows(pd_table *t, int64_t n, const int64_t *ids, const flo
                        t->name, t->head->o.most);
     bool finite = ps->o.guard == PD_PS_APPLY || pd_ps_is_finite(PD_F32, grads, n * t->dim);
     if (!finite) {
-        atomic_fetch_add(&worker_at(ps, ps->rank)->refused, 1);
-        if (ps->o.guard == PD_PS_RAISE)
-            return pd_fail(PD_E_VALUE,
-                           "push: the gradient of table '%s' has elements that are not finite (expected finite "
-                           "ones, nan=\"skip\" or nan=\"apply\")",
-                           t->name);
+        PD_TRY(pd_ps_refuse_gradient(ps, "table", t->name));
         n = 0;
     }
     PD_TRY(pd_grow(&t->sorting, &t->sorting_cap, (size_t)n * 2 * sizeof(item) + 1, 1, "push"));

@@ -77,7 +77,6 @@ void pd_row_run(const pd_table *t, int64_t id, const float *g, const row_step *c
 /* The same for a row that may not exist, such that a death in the middle can be taken back. `at`: where p stands. */
 void pd_row_update(pd_table *t, position *p, char *undo, uint64_t at, int64_t id, const float *g, const row_step *c);
 void pd_row_mend(const pd_table *t, position *p, char *undo); /* takes back what a dead worker was writing */
-void pd_row_say(position *p, uint64_t at);
 
 /* ---- table_file.c ---- */
 bool pd_table_is_same(const pd_table_options *a, const pd_table_options *b);

@@ -1,4 +1,5 @@
-/* Waiting for other workers: for pushes, rounds and clocks. */
+/* Waiting for other workers: for locks, pushes, rounds and clocks. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -17,6 +18,29 @@ pd_status pd_ps_interrupted(pd_ps *ps) { return pd_hooks_interrupt(ps->group->ho
 
 void pd_ps_enter(pd_ps *ps) { pd_host_lock(&ps->lock); }
 void pd_ps_leave(pd_ps *ps) { pthread_mutex_unlock(&ps->lock); }
+
+static pd_status wait_for_lock(pd_ps *ps, pthread_mutex_t *lock, int *e) {
+    const int64_t start = pd_os_now();
+    while ((*e = pd_os_lock_robust(lock, PD_SLICE_NS)) == EBUSY) {
+        PD_TRY(pd_ps_interrupted(ps));
+        if (pd_os_now() - start > ps->timeout_ns)
+            return pd_fail(PD_E_TIMEOUT, "push: rank %d waited %.1f s for a lock of the store", ps->rank,
+                           (double)ps->timeout_ns * 1e-9);
+    }
+    return PD_OK;
+}
+
+pd_status pd_ps_lock(pd_ps *ps, pthread_mutex_t *lock, bool *died) {
+    int e = pthread_mutex_trylock(lock);
+    if (e == EBUSY) {
+        void *token = pd_host_release();
+        pd_status status = wait_for_lock(ps, lock, &e);
+        pd_host_acquire(token);
+        PD_TRY(status);
+    }
+    *died = e == EOWNERDEAD;
+    return !e || *died ? PD_OK : pd_fail(PD_E_OS, "push: a lock of the store failed: %s", strerror(e));
+}
 
 /* Finishes what a worker that has gone has pushed. */
 static pd_status settle(pd_ps *ps, int w) {

@@ -153,7 +153,6 @@ bool pd_py_doubles(PyObject *tuple, double *out);  /* false with the exception s
 int pd_py_add_ps(PyObject *module);
 int pd_py_add_ps_table(PyObject *module);
 
-
 #define PD_PY_NO_GIL(call)                            \
     do {                                              \
         PyThreadState *thread_ = PyEval_SaveThread(); \

@@ -181,14 +181,6 @@ static PyObject *store_set_rule(PyObject *o, PyObject *args) {
     return pd_py_none_or(pd_ps_set_rule(e->key, &r, lr));
 }
 
-static PyObject *store_rule(PyObject *o, PyObject *key) {
-    const entry *e = entry_of((StoreObject *)o, key, "rule");
-    const pd_ps_rule *r = e ? pd_ps_rule_of(e->key) : NULL;
-    if (!e) return NULL;
-    if (!r) Py_RETURN_NONE;
-    return PyUnicode_FromString(pd_ps_rule_name(r->kind));
-}
-
 static PyObject *store_lr(PyObject *o, PyObject *key) {
     const entry *e = entry_of((StoreObject *)o, key, "lr");
     return e ? PyFloat_FromDouble(pd_ps_lr(e->key)) : NULL;
@@ -237,8 +229,11 @@ static bool take_one(StoreObject *self, const char *op, const char *arg, int use
     if (!t) return false;
     if ((pd_dtype)t->dtype != e->dtype || t->ndim != e->ndim || memcmp(t->size, e->size, (size_t)e->ndim * 8)) {
         words(t, is, sizeof is);
-        PyErr_Format(PyExc_ValueError, "%s: %s %zd is %s (expected %s of shape %S, like the key's value)", op, arg, i,
-                     is, pd_dtype_name(e->dtype), pd_py_size(e->ndim, e->size));
+        PyObject *shape = pd_py_size(e->ndim, e->size);
+        if (shape)
+            PyErr_Format(PyExc_ValueError, "%s: %s %zd is %s (expected %s of shape %S, like the key's value)", op, arg,
+                         i, is, pd_dtype_name(e->dtype), shape);
+        Py_XDECREF(shape);
         return false;
     }
     pd_status status = pd_py_buffer_take(o, NULL, op, arg, use | PD_PY_HOST, b);
@@ -370,10 +365,8 @@ static PyMethodDef store_methods[] = {
      "slot(key) -> Tensor or None\n\nWhere this worker's gradient lies until it is applied."},
     {"states", store_states, METH_O,
      "states(key) -> list\n\nThe float32 copy of a 16-bit value and the states m, v, w; None for those that the rule "
-     "does "
-     "not use."},
+     "does not use."},
     {"set_rule", store_set_rule, METH_VARARGS, "set_rule(key, rule)\n\nrule: (name, numbers, flags, clip, wide, lr)."},
-    {"rule", store_rule, METH_O, "rule(key) -> str or None"},
     {"lr", store_lr, METH_O, "lr(key) -> float"},
     {"set_lr", store_set_lr, METH_VARARGS, "set_lr(key, lr)"},
     {"push", store_push, METH_VARARGS, "push(keys, gradients, rescale)"},

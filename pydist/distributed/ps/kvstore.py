@@ -105,6 +105,13 @@ def _is_list(value):
     return isinstance(value, (list, tuple))
 
 
+def _fill(targets, value):
+    """Copies a value into one tensor or each of a list."""
+    with pydist.no_grad():
+        for target in targets if _is_list(targets) else [targets]:
+            target.copy_(value)
+
+
 class _Keyed:
     """What all stores do with keys and lists."""
 
@@ -246,15 +253,13 @@ class KVStore(_Keyed):
         each push of another worker whole or not at all."""
         pairs = self._pairs("pull", key, out)
         numbers = [self._of("pull", name) for name, _ in pairs]
-        made = [self._c.value(n).new_empty(self._c.value(n).shape) for n in numbers] if out is None else None
+        made = [pydist.empty_like(self._c.value(n)) for n in numbers] if out is None else None
         outs = made or [item[0] if _is_list(item) and item else item for _, item in pairs]
         self._c.pull(numbers, [o.detach() if isinstance(o, _C.Tensor) else o for o in outs], consistent)
         if made:
             return made if _is_list(key) else made[0]
         for (_, item), first in zip(pairs, outs):
-            for more in item[1:] if _is_list(item) else ():
-                with pydist.no_grad():
-                    more.copy_(first)
+            _fill(item[1:] if _is_list(item) else [], first)
         return None
 
     def row_sparse_pull(self, key, out=None, priority=0, row_ids=None):
@@ -276,9 +281,7 @@ class KVStore(_Keyed):
                     f"row_sparse_pull: row_ids of key {name!r} are {rows.tolist()[:5]} (expected 0 to {value.shape[0] - 1})"
                 )
             found.append(value.index_select(0, rows.reshape(-1)))
-            for target in [] if item is None else item if _is_list(item) else [item]:
-                with pydist.no_grad():
-                    target.copy_(found[-1])
+            _fill([] if item is None else item, found[-1])
         if out is not None:
             return None
         return found if _is_list(key) else found[0]
@@ -487,11 +490,9 @@ class _ReducedStore(_Keyed):
     def broadcast(self, key, value, out, priority=0):
         """Rank 0's value, in `out` on every worker."""
         for (_, item), (_, to) in zip(self._pairs("broadcast", key, value), self._pairs("broadcast", key, out)):
-            item = item[0] if _is_list(item) else item
-            for target in to if _is_list(to) else [to]:
-                with pydist.no_grad():
-                    target.copy_(item)
-                broadcast(target.detach(), 0, group=self._group)
+            value = (item[0] if _is_list(item) else item).detach().clone()
+            broadcast(value, 0, group=self._group)
+            _fill(to, value)
 
     def pushpull(self, key, value, out=None, priority=0):
         """The sum over workers, in `out`, or in `value` itself."""
@@ -499,9 +500,7 @@ class _ReducedStore(_Keyed):
         for (name, item), (_, to) in zip(self._pairs("pushpull", key, value), self._pairs("pushpull", key, outs)):
             total = self._sum("pushpull", name, item).detach().clone()
             all_reduce(total, ReduceOp.SUM, group=self._group)
-            for target in to if _is_list(to) else [to]:
-                with pydist.no_grad():
-                    target.copy_(total)
+            _fill(to, total)
 
     def barrier(self):
         """Waits for all workers."""
