@@ -1,5 +1,7 @@
 """Trainer, files, compression and stores without a server."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -74,10 +76,9 @@ def test_a_schedule():
     model.bias.requires_grad_(False)
     trainer = ps.Trainer(model.parameters(), "sgd", {"learning_rate": 1.0, "lr_scheduler": lambda n: 1.0 / n})
     first = model.weight.detach()[0, 0].item()
-    for n in (1, 2, 4 / 3):
+    for _ in range(3):
         model.weight.grad = pydist.ones_like(model.weight)
         trainer.step(1)
-        del n
     assert abs(first - model.weight[0, 0].item() - (1 + 1 / 2 + 1 / 3)) < 1e-6
 
 
@@ -216,11 +217,16 @@ def test_stores_without_a_server():
 
 
 def test_the_memory_goes_with_the_last_user():
-    before = pydist._C.resources()["held"] if hasattr(pydist._C, "resources") else None
+    ps.create("local")  # makes the group of this process, which stays
+    gc.collect()
+    before = pydist._C.live()
     kv = ps.create("local")
     kv.init("w", pydist.arange(5.0))
     value = kv.value("w")
+    assert pydist._C.live()["parameter stores"] == before["parameter stores"] + 1
     del kv
+    gc.collect()
     assert value.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     del value
-    assert before is None or pydist._C.resources()["held"] == before
+    gc.collect()
+    assert pydist._C.live() == before
